@@ -223,7 +223,7 @@ class TreeEstimator(BaseEstimator):
             self.n_features_in_, self.feature_names_in_ = len(names), np.asarray(names, object)
 
     def _raw_table(self, X: Any, *, training: bool) -> Any:
-        """Returns the raw table of a DataFrame, or of an array of objects, whose columns are found by position.
+        """Returns the raw table of a DataFrame, or of an array of objects, whose columns are identified by position.
 
         A DataFrame for a prediction, and a raw table, are returned unchanged.
         """

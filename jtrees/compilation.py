@@ -18,7 +18,7 @@ from jtrees import caching
 SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
 # XLA divides the sums of this library among its threads, so rounding errors depend on the number of processors. It does
-# not divide products of matrices. With sums in order, GET of depth 8 took 1.4 times as long, and compilation 1.1 to
+# not divide products of matrices. If sums were in order, GET of depth 8 took 1.4 times the time, and compilation 1.1 to
 # 1.4 times. So these options are only for functions that ask for them.
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
@@ -96,7 +96,7 @@ def jit(
         _OURS.append(functions)
 
         @functools.cache
-        def on_cpu(level: int, in_order: bool) -> Any:  # XLA is asked for its options only here
+        def on_cpu(level: int, in_order: bool) -> Any:  # the only query of XLA's options
             xla_options = _options(level, often) | (_options_of_sums() if in_order else {})
             functions.append(function := jax.jit(fn, compiler_options=xla_options, **options))
             return function
@@ -116,7 +116,7 @@ def jit(
             _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
             return program(args).lower(*args).compile()
 
-        # With a level in ``XLA_FLAGS``, the first function shares the programs of the second.
+        # If ``XLA_FLAGS`` has a level, the first function shares the programs of the second function.
         programs = lambda: _count(functions[1:] or functions)
         call.compiled, call.programs = compiled_program, programs  # type: ignore[attr-defined]
         return call

@@ -110,7 +110,7 @@ def distill(
         0..K-1, ``(n,)``.
       recipe: the recipe of the student, such as ``jtrees.GET(depth=5)``.
       x: features of rows, as for :func:`jtrees.fit`. No targets are needed.
-      y: targets of these rows, which only score student and teacher on the held-out rows. In classification, these are
+      y: targets of these rows. They only score student and teacher on the held-out rows. In classification, these are
         the teacher's classes (its ``classes_``, if it has them), or probabilities, ``(n, K)``.
       key: random key.
       task: as for :func:`jtrees.fit`. None: classification if the teacher has ``predict_proba`` or predicts rows of

@@ -115,9 +115,9 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
 def resumable() -> Iterator[None]:
     """Context of a run that the same command resumes: the process ends with status 75 if another process has ended.
 
-    The status is ``os.EX_TEMPFAIL``, and the process prints one line. Without this context, the end of Python waits for
-    the other process, and then JAX aborts this process, with messages of C++. JAX also aborts the other processes if
-    the first process ends, and a process that waits on a device, after ``heartbeat_timeout_seconds``.
+    The status is ``os.EX_TEMPFAIL``, and the process prints one line. If this context is missing, the end of Python
+    waits for the other process. JAX then aborts this process, with messages of C++. JAX also aborts the other processes
+    if the first process ends, and a process that waits on a device, after ``heartbeat_timeout_seconds``.
     """
     try:
         yield

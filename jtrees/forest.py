@@ -1,4 +1,4 @@
-"""Forest: an ensemble of models of one type."""
+"""Forest: an ensemble of models of the same type."""
 
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ _GATHERED = 2**18  # number of values gathered at once on the host
 @io.model
 @pytree.dataclass
 class Forest:
-    """Models of one type and shape, usually trees, whose predictions are combined.
+    """Models of the same type and shape, usually trees, whose predictions are combined.
 
     ``len(forest)`` is the number of models, and ``forest[i]`` is one model.
 

@@ -88,7 +88,7 @@ def state(cls: _Class) -> _Class:
 def estimator(cls: _Class) -> _Class:
     """Registers a class whose fitted objects are saved by their attributes. Use it as a decorator.
 
-    Objects are made without arguments. Names of attributes are those of scikit-learn, such as ``model_``.
+    Objects are made without arguments. Names of attributes follow scikit-learn, such as ``model_``.
     """
     _SECTIONS[name_of(part(cls))] = "attributes"
     return cls

@@ -96,7 +96,7 @@ def evaluate_leaves(
     """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``."""
     # For a NumPy array and a model in single precision, the leaves do not depend on rounding (`exact`). Many trees have
     # a leading axis in every array. On the host, `finish(leaf, x) -> outputs` maps the leaves and the scaled rows of a
-    # chunk of a NumPy array to the rows of the result. The other arguments are those of `evaluate`.
+    # chunk of a NumPy array to the rows of the result. `evaluate` describes the other arguments.
     return _evaluate(_leaf_index, _Splits(trees.weights, trees.bias), x, trees.features, scaling, medians, finish)
 
 

@@ -110,7 +110,7 @@ def best_thresholds(
     codes: Integer[Array, "p n"] | None = None,
 ) -> Thresholds:
     """Returns the split with the largest gain in each node."""
-    # `edges` are those of `edges_of`, `statistics` the contribution of each sample to its node, and `impurity` is
+    # `edges` come from `edges_of`, `statistics` the contribution of each sample to its node, and `impurity` is
     # `entropy` or `squared_deviation`. `codes` are the bins of `codes_of`, which several calls can share.
     codes = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
@@ -163,7 +163,7 @@ def binned_cart(
         best = best_thresholds(x, edges, statistics, node, nodes, impurity, codes=codes)
         divides = best.gain > 0
         directions = jnp.where(divides[:, None], jax.nn.one_hot(best.feature, x.shape[1], dtype=x.dtype), 0)
-        # Splits beyond the level are replaced by those of the next levels.
+        # Splits of the next levels replace the splits beyond the level.
         place = 2**level - 1 + jnp.arange(nodes)
         weights = weights.at[place].set(directions, mode="drop")
         bias = bias.at[place].set(jnp.where(divides, -best.threshold, -1).astype(x.dtype), mode="drop")
@@ -182,7 +182,8 @@ def binned_cart(
 def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " count"]:
     """Returns the columns whose values and squares vary most with the targets, in ascending order."""
     # Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is
-    # judged by its squared correlations with the targets, plus those of its squared distance from its mean.
+    # scored by its squared correlations with the targets, plus the squared correlations of its squared distance from
+    # its mean.
     step = max(1, len(batch.x) // _ROWS_OF_COVARIANCE)
     share = ones_or(batch.weight, batch.x)[::step]
     share = share / share.sum()

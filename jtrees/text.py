@@ -48,7 +48,8 @@ def largest_terms(
 ) -> tuple[np.ndarray, int]:
     """Returns the indices of the ``max_terms`` terms of largest variation, in order, and the number of omitted terms.
 
-    A weight of zero is not a term. ``max_terms`` None: all terms. ``deviations`` are those of the features, ``(p,)``;
+    A weight of zero is not a term. ``max_terms`` None: all terms. ``deviations`` are the deviations of the features,
+    ``(p,)``;
     None: equal deviations. ``largest_first`` sorts the terms by size.
     """
     terms = np.flatnonzero(weights)

@@ -283,7 +283,7 @@ class ObliqueTree:
     ) -> str:
         """Returns the rules of the tree as indented text, without nodes that do not split.
 
-        The number of a leaf is that of :meth:`leaf_index`. If all splits divide the same score, its terms are written
+        :meth:`leaf_index` returns the numbers of the leaves. If all splits divide the same score, its terms are written
         once, in the first line. For ``digits=17``, the rules, evaluated in float64, equal the tree up to its own
         rounding in float32.
 

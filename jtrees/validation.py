@@ -1,7 +1,7 @@
 """Checks of the arguments of public functions, with uniform messages.
 
-Every check raises ``ValueError``, which names the argument, what was expected, and the value. Of traced arrays, only
-shapes and dtypes are checked. Functions ``as_`` and ``check_`` with a result return the checked value.
+Every check raises ``ValueError``, which names the argument, what was expected, and the value. If arrays are traced,
+only their shapes and dtypes are checked. Functions ``as_`` and ``check_`` with a result return the checked value.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +134,7 @@ def check_number(
 
 
 def check_scalar(name: str, value: Any, **bounds: Bound) -> float:
-    """Returns a number of the host, checked by :func:`check_number`. It is neither traced nor a truth value."""
+    """Returns a number of the host, checked by :func:`check_number`. It may not be traced or a truth value."""
     if is_traced(value) or isinstance(value, (bool, np.bool_)) or _as_array(value).ndim:
         raise ValueError(f"{name} must be a number, got {quoted(value)}")
     check_number(name, value, **bounds)

@@ -308,7 +308,7 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
 
 
 def _readings(schema: Schema | None, names: list[str], decimal: str | None) -> dict[str, Reading]:
-    """Returns how numbers are read by another rule than that of the model: in all columns if it takes only numbers."""
+    """Returns how numbers are read if ``decimal`` replaces the model's rule. Without a schema: all columns."""
     if schema is None:
         return dict.fromkeys(names, Reading("number", decimal=decimal or "."))
     if decimal is None:

@@ -1,4 +1,4 @@
-"""Standard output and standard error that end no command: a text that cannot be shown costs nothing but the text."""
+"""Standard output and standard error. If they cannot show a text, the text is dropped, and the command continues."""
 
 from collections.abc import Iterator
 import contextlib

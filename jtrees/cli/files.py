@@ -50,7 +50,7 @@ class Rules:
 
     @property
     def missing_labels(self) -> tuple[str, ...]:
-        """The texts that mean a missing value in labels and in Parquet: those of the user, who may name ``None``."""
+        """The user's texts that mean a missing value in labels and in Parquet. They may include ``None``."""
         return self.missing[len(MISSING) :] if self.missing[: len(MISSING)] == MISSING else self.missing
 
 

@@ -10,9 +10,9 @@ def held_out_rows(
 ) -> list[np.ndarray]:
     """Returns the rows that each fold holds out, or that a single division holds out, from numbers in random order.
 
-    With a ``share`` of the rows, at least one row is held out, unless there are ``strata``: labels of the rows,
-    ``(n,)``. The share is then that of every label, rounded down, so that every label remains. ``folds`` are about
-    equal in size.
+    If there is a ``share`` of the rows, at least one row is held out, unless there are ``strata``: labels of the rows,
+    ``(n,)``. Each label then has this share of its rows held out, rounded down. So every label remains. ``folds`` are
+    about equal in size.
     """
     if folds is not None:
         return np.array_split(order, folds)

@@ -74,7 +74,7 @@ class Scaling:
 
         Codes such as 999,999,999 do not count in means and deviations. A linear split sees a code as it is, so codes
         are clipped far from the other values, like outliers. If codes are ``near``, they are clipped one deviation from
-        the other values: gradients of weights are then not those of codes alone.
+        the other values: gradients of weights then do not depend on the codes alone.
         """
         share = ones_or(table.weight, table.x)
         columns = zip(table.x.T, table.medians, strict=True)
@@ -139,7 +139,7 @@ class Scaling:
     def batch(self, table: Table, rows: int | None = None) -> Batch:
         """Returns the scaled table in NumPy, padded with copies of the last row that have weight 0.
 
-        ``rows`` is the number of rows with padding; None: a little more than those of the table.
+        ``rows`` is the number of rows with padding; None: slightly more than the rows of the table.
         """
         (n, p), y = table.x.shape, self.transform_y(table.y)
         padding = (rows or bucket(n)) - n
@@ -481,9 +481,9 @@ def _without_codes(x: np.ndarray) -> tuple[float, float]:
     """Returns the smallest and the largest value of a column ``(n,)`` that are not codes, such as 999,999,999.
 
     Codes may have a large share of the rows, so moments do not show them. They are beyond a gap of more than ``_GAP``
-    times the range of the other values. Of the values on both sides of a gap, those remain that differ more often from
-    their most frequent value. There are at most three codes, or one for each eight other values. Means of targets, for
-    example, lie close together for each level, and far apart for different levels.
+    times the range of the other values. A gap separates two sets of values. The set remains whose values differ more
+    often from their most frequent value. There are at most three codes, or one for each eight other values. Means of
+    targets, for example, lie close together for each level, and far apart for different levels.
     """
     low, high = x.min(), x.max()
     if not _may_have_gap(x, low, high):

@@ -43,7 +43,7 @@ class BaggedReport(Report):
 
 @pytree.dataclass(kw_only=True)
 class Bagged(Wrapper):
-    """Bagging (Breiman 1996): many models of one recipe, each fitted to a bootstrap sample, as in DGT-Forest.
+    """Bagging (Breiman 1996): many models of a recipe. Each model is fitted to a bootstrap sample, as in DGT-Forest.
 
     Rows are drawn uniformly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The
     report is a :class:`jtrees.ensembles.BaggedReport`. After a deadline, the forest has only the trees that could be

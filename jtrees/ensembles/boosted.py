@@ -52,7 +52,7 @@ class BoostedReport(Report):
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
       rows: the number of rows that the splits of each round were fitted to.
-      is_oblique: whether the splits may have several features. False: the splits are those of CART.
+      is_oblique: whether the splits may have several features. False: CART made the splits.
     """
 
     rounds: int
@@ -85,7 +85,7 @@ class Boosted(Wrapper):
 
     - In a table of at most 1000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
       The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
-    - In a larger table, boosting holds out a fifth of the rows to find the number of rounds. The leaves of all trees
+    - In a larger table, boosting holds out a fifth of the rows to choose the number of rounds. The leaves of all trees
       are then fitted to all rows, in the order of the rounds. A deadline can prevent that.
 
     The same losses choose between two kinds of trees, if the base starts from CART over bins, as :class:`jtrees.GET`
@@ -107,7 +107,8 @@ class Boosted(Wrapper):
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves. :class:`jtrees.GET` lists the defaults that
         suit a tree of a sum.
-      rounds: largest number of rounds. If a fit takes all of them, as long tables of classes can, more may help.
+      rounds: largest number of rounds. If a fit takes all rounds, a larger number may help. This can happen for long
+        tables of classes.
       learning_rate: factor of each tree's outputs.
       subsample: fraction of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn
         without replacement, and their number is at most the option ``rows`` of the base.

@@ -80,7 +80,7 @@ class Sparse(Wrapper):
       terms: largest number of columns in a split; rules may print a column as several terms.
       interactions: groups of columns that may meet in a split, by name or number: ``[["lat", "lon"], ["income",
         "age"]]``. The columns in no group form one more group. ``"none"``: each split has one column, as in CART, but
-        all splits are trained jointly by gradients. None: all columns may meet.
+        all splits are trained jointly by gradients. None: all columns may be in the same split.
       epochs: number of updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
       shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end, as in

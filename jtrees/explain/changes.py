@@ -60,8 +60,8 @@ def nearest_change(
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample: ``(p,)``, a Series of pandas, or a table of one row.
       x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
-        its bounds. Missing values do not count. Constant columns do not change, and neither does a missing value. Of a
-        raw table, only columns of numbers change.
+        its bounds. Missing values do not count. Constant columns and missing values do not change. In a raw table, only
+        columns of numbers change.
       extrapolate: whether a column may leave its range in ``x``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 

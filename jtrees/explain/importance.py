@@ -71,8 +71,9 @@ def mean_changes(
     """Returns how much the prediction depends on each column, as fractions of the sum over all columns, ``(columns,)``.
 
     The importance of a column is the mean absolute change of the prediction when the values of the column are shuffled.
-    Several outputs are averaged. Targets are not needed, so the importance says what the model uses, not what helps it.
-    ``owner`` is the column of each feature, ``(p,)``. All features of a column are shuffled together.
+    Several outputs are averaged. Targets are not needed. So the importance measures how the model uses a column, and
+    not whether the column helps. ``owner`` is the column of each feature, ``(p,)``. All features of a column are
+    shuffled together.
     """
     before, size = np.asarray(predict(features), np.float64), max(1, _ENTRIES // features.size)
     changes = np.zeros(columns)

@@ -184,7 +184,7 @@ class _Names:
         return name
 
 
-# Options for fast mathematics of GCC, Clang and MSVC. Under them, a comparison does not recognise NaN.
+# Options for fast mathematics of GCC, Clang and MSVC. If an option is set, a comparison does not recognise NaN.
 NO_FAST_MATH = """\
 #if (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__) || defined _M_FP_FAST
 #error "NaN is a missing value here: compile without -ffast-math, -ffinite-math-only or /fp:fast"

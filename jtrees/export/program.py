@@ -71,10 +71,10 @@ class Program(NamedTuple):
         return (self.bias.shape[1] + 1).bit_length() - 1
 
     def fields(self, feature_names: Sequence[str]) -> list[encoding.Field]:
-        """Returns the columns of a row: those of the raw table, or a column of numbers for each name of a feature."""
+        """Returns the columns of a row: the columns of the raw table, or a column of numbers for each feature name."""
         if self.encoder is not None:
             return encoding.fields_of(self.encoder)
-        # Without medians, the feature of a missing number is NaN.
+        # If there are no medians, the feature of a missing number is NaN.
         centers = np.full(len(feature_names), np.nan) if self.medians is None else self.medians
         operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
         kind = ColumnSchema("number")

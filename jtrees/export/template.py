@@ -1,7 +1,7 @@
 """Text formats: templates, arrays of numbers, and the rules of escape of C and SQL.
 
 A name or a level may hold any characters. The rule of a language writes it as a literal, a name or a comment. The rule
-of Python is ``repr``, and that of JavaScript ``json.dumps``.
+of Python is ``repr``, and the rule of JavaScript is ``json.dumps``.
 """
 
 from collections.abc import Callable, Mapping

@@ -75,16 +75,16 @@ def select_features(
     matrix = jnp.concatenate([jnp.zeros((len(scale), len(columns)), x.dtype), along], axis=1)
     matrix = matrix.at[columns, jnp.arange(len(columns))].set(1)
     slopes = jnp.zeros((len(columns), y.shape[1]), x.dtype)
-    # What the ridge regression has explained of the noise is not in the residuals, which leaves correct.
+    # Leaves correct the residuals of the ridge regression. The residuals lack the noise that the regression has fitted.
     cost = 1 + (cost_of_selection(len(scale)) - 1) * fitted.noise_left
     return Narrowing(matrix, jnp.concatenate([slopes, (components * length / unit).T]), fitted.df, cost)
 
 
 def cost_of_selection(p: int) -> float:
     """Returns how many degrees of freedom a degree of freedom of features costs that are selected by their noise."""
-    # Without signal, the squared statistics of p features are chi-square variables of mean 1. The selected features
-    # have the largest of them. The cost is their mean, for normal variables z: the mean of `z**2` where `|z|` is above
-    # its quantile q is `1 + 2 q density(q) / share`.
+    # If there is no signal, the squared statistics of p features are chi-square variables of mean 1. The selected
+    # features have the largest of them. The cost is their mean, for normal variables z: the mean of `z**2` where `|z|`
+    # is above its quantile q is `1 + 2 q density(q) / share`.
     share, normal = WIDEST / p, NormalDist()
     if share >= 1:
         return 1.0

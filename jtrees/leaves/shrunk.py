@@ -226,10 +226,11 @@ def fit_shrunk(
     The cost is one decomposition of a ``(p, p)`` matrix for each of the ``2 leaves - 1`` nodes. The memory is a few
     times ``leaves p**2`` numbers per output. No gradient flows through the fit.
 
-    With more than 64 features, the nodes below the root correct the ridge regression of the root along 64 features
-    only. These are the output of the ridge regression, and the columns that matter most to the target. Cross-validation
-    charges a slope of such a column more than one degree of freedom, because the columns were selected. The cost of the
-    fit is one decomposition of a matrix of the shorter side of x, and one of a ``(64, 64)`` matrix for each node.
+    If there are more than 64 features, the nodes below the root correct the ridge regression of the root along 64
+    features only. These are the output of the ridge regression, and the columns that matter most to the target.
+    Cross-validation charges a slope of such a column more than one degree of freedom, because the columns were
+    selected. The cost of the fit is one decomposition of a matrix of the shorter side of x, and one of a ``(64, 64)``
+    matrix for each node.
 
     Outputs are clipped to the range of the training targets in the node where the leaf's model was fitted. This node is
     the leaf itself, or the nearest ancestor whose model the leaf shares. The range is extended on both sides by a tenth

@@ -107,7 +107,7 @@ class Values:
     ) -> tuple["Values", Any]:
         """Returns leaves fitted to samples and shrunk towards their ancestors, and the strength of the shrinkage.
 
-        Values that are neither means nor class frequencies are fitted without shrinkage, and their strength is 0.
+        Only means and class frequencies are shrunk. Other values are fitted without shrinkage, and their strength is 0.
         ``options`` are ``strength`` and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
         """
         terms = self.loss.mean_terms(self.values, y)

@@ -72,16 +72,15 @@ def dgt(
     """Returns the DGT method, which trains the hard tree by the dense gradient of :func:`jtrees.routing.path_sum`.
 
     A sample has the value of the leaf that it reaches. Let ``q_l`` be the number of decisions on the path to leaf l
-    that agree with the decisions of the sample, minus the number that disagree. The gradient is that of ``sum_l
+    that agree with the decisions of the sample, minus the number that disagree. The gradient is the gradient of ``sum_l
     softmax(q)_l values_l``, with a straight-through derivative of the decisions (Algorithm 2).
 
     Parameters are a :class:`ChainedTree`. The loss is the hard tree's loss plus the penalties, and the score is the
     loss without the penalties. The method assumes features of mean 0 and deviation 1, and regression targets, ``(n,)``
     or ``(n, k)``, in [0, 1]. In classification, leaves hold logits.
 
-    The arguments are those of :class:`jtrees.DGT`, except for ``monotone``, the features in which predictions must not
-    fall, ``(p,)`` bool, or None. Negative weights of these features count as 0, and initial leaves rise from left to
-    right.
+    :class:`jtrees.DGT` describes the arguments, except ``monotone``, the features in which predictions must not fall,
+    ``(p,)`` bool, or None. Negative weights of these features count as 0, and initial leaves rise from left to right.
 
     Raises:
       ValueError: for a depth, a width or a penalty out of range, or an unknown option.

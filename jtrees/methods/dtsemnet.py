@@ -4,9 +4,9 @@ The source is Panda et al., "Vanilla Gradient Descent for Oblique Decision Trees
 for :func:`jtrees.train`, and ``DTSemNet`` is the recipe.
 
 A linear layer computes the scores z_j of the splits. A second layer computes ``relu(z_j)`` and ``relu(-z_j)``. The
-output of leaf l is the sum of all of these, except those that contradict its path. So it is ``sum_j |z_j| - v_l`` with
-the violation v_l of :func:`jtrees.routing.path_violations`. The reached leaf has violation 0, and all other leaves have
-larger violations. So the leaf with the largest output is the leaf that the tree reaches.
+output of leaf l is the sum of the numbers that agree with its path. So it is ``sum_j |z_j| - v_l`` with the violation
+v_l of :func:`jtrees.routing.path_violations`. The reached leaf has violation 0, and all other leaves have larger
+violations. So the leaf with the largest output is the leaf that the tree reaches.
 """
 
 from typing import Any, Literal
@@ -41,8 +41,8 @@ def class_logits(
 
 def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
     """Returns the value of the reached leaf. The gradient of the scores is straight-through."""
-    # It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
-    # leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A
+    # It is the gradient of a softmax over the two largest outputs. They belong to the reached leaf and to the nearest
+    # other leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A
     # softmax over all leaves hardly learns numbers.
     violations, reached = routing.path_violations(scores), routing.leaf_index(scores)
     other_violations = jnp.where(jnp.arange(len(violations))[:, None] == reached, jnp.inf, violations)
@@ -62,10 +62,10 @@ def dtsemnet(
 ) -> training.Method:
     """Returns the DTSemNet method; parameters are an :class:`jtrees.ObliqueTree`.
 
-    In classification, leaf l has class l mod K, and the loss is that of the classes' logits. The gradient is exact. For
-    other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through. ``harden``
-    refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order 1. The
-    arguments are those of :class:`jtrees.DTSemNet`.
+    In classification, leaf l has class l mod K, and the loss is the loss of the logits of the classes. The gradient is
+    exact. For other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through.
+    ``harden`` refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order
+    1. :class:`jtrees.DTSemNet` describes the arguments.
 
     Raises:
       ValueError: for a depth out of range, an unknown kind of leaves or pooling, or linear leaves for another loss.

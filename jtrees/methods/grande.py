@@ -36,7 +36,7 @@ class WeightedTrees:
     leaf_weights: Float[Array, "trees leaves"]  # logits of the trees' weights, for each leaf, (trees, leaves)
 
     def choices(self) -> Float[Array, "trees nodes p"]:
-        """Returns 1 for the feature of a split and 0 for others. The gradient is that of the entmax of the logits."""
+        """Returns 1 for the feature of a split, else 0. The gradient is the gradient of the entmax of the logits."""
         soft = routing.entmax(self.logits)
         hard = jax.nn.one_hot(self.logits.argmax(-1), self.logits.shape[-1], dtype=soft.dtype)
         return soft + jax.lax.stop_gradient(hard - soft)
@@ -47,7 +47,7 @@ class WeightedTrees:
         return choices, -(choices * self.thresholds).sum(-1)
 
     def sides(self, x: Float[Array, "n p"]) -> Float[Array, "trees nodes n"]:
-        """Returns 1 for a sample that goes right at a split, and 0 for others. The gradient is that of a softsign."""
+        """Returns 1 for a sample that goes right at a split, else 0. The gradient is the gradient of a softsign."""
         weights, bias = self.splits()
         z = jnp.einsum("tjp,np->tjn", weights, x, precision="highest") + bias[..., None]
         soft = (z / (1 + jnp.abs(z)) + 1) / 2
@@ -86,7 +86,7 @@ def grande(
 
     ``harden`` returns a ``Forest(combine="sum")`` with the trees' splits, whose leaves are refitted jointly. The method
     assumes features of mean 0 and deviation 1, and regression targets of order 1. In classification, leaves hold
-    logits. The arguments are those of :class:`jtrees.GRANDE`.
+    logits. :class:`jtrees.GRANDE` describes the arguments.
 
     Raises:
       ValueError: for a number out of range.

@@ -81,7 +81,7 @@ class ObliviousLayers:
 
 
 def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, task: Task) -> ObliviousTrees:
-    """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3)."""
+    """Returns a layer for the first samples. No sample is beyond the end of a step (section 3.3)."""
     # Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
     logits_key, rows_key, responses_key = jax.random.split(key, 3)
     logits = jax.random.uniform(logits_key, (trees, depth, x.shape[1]), x.dtype)
@@ -96,7 +96,7 @@ def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regressio
     """Returns the NODE method; parameters are :class:`ObliviousLayers`.
 
     ``harden`` returns None, because the model stays soft. The method assumes features of mean 0 and deviation 1, and
-    regression targets of order 1. Responses of classes are logits. The arguments are those of :class:`jtrees.NODE`.
+    regression targets of order 1. Responses of classes are logits. :class:`jtrees.NODE` describes the arguments.
 
     Raises:
       ValueError: for a number out of range.

@@ -36,7 +36,7 @@ def plot_tree(
 
     The root is at the top left. The branch where the condition holds, ``>``, goes straight on. The opposite branch,
     ``≤``, goes down. The order of the leaves from top to bottom is the order of the rules. The numbers of the leaves
-    are those of the rules. If all splits divide the same score, only the first box shows its terms.
+    are the numbers in the rules. If all splits divide the same score, only the first box shows its terms.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one. Nodes that do not split are omitted.

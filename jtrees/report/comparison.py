@@ -148,8 +148,8 @@ def compared(
     are on the rows that the model's search left out (``left_out``, a :class:`jtrees.search.LeftOut`). If there are no
     such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
     generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
-    ``jtrees.description.count_free``. A tree with linear leaves is charged as much as its search does. A model
-    that is not a single tree is not charged. Large tables are subsampled.
+    ``jtrees.description.count_free``. A tree with linear leaves is charged the amount of its search. A model that is
+    not a single tree is not charged. Large tables are subsampled.
 
     Args:
       model: the fitted model of numeric features.

@@ -30,12 +30,12 @@ _TOP = 3  # number of columns in the summary
 
 
 class HeldOutRows:
-    """Training rows and held-out rows of one split, and models that are fitted to the one and scored on the other.
+    """Training rows and held-out rows of a split. Models are fitted to the training rows and scored on held-out rows.
 
     ``kind`` is "regression" or "classification", ``loss`` the loss of regression. ``frame`` has the columns of x in the
     kinds of a schema; None: x is read with the arguments ``reading`` of :func:`jtrees.tables.inference.inferred`, with
-    a schema of the training rows. The held-out share is that of each class, if each class has two rows and the held-out
-    rows are enough.
+    a schema of the training rows. Each class has the held-out share, if each class has two rows and the held-out rows
+    are enough.
 
     Attributes:
       x_test, y_test, frame_test: the held-out rows as they came, their targets, and in the kinds of the schema.
@@ -147,8 +147,7 @@ class HeldOut(HeldOutRows):
     """Two estimators and their rivals on held-out rows.
 
     ``model`` and ``other`` are estimators of jtrees with two recipes, before their fits; the other is one of the
-    rivals. ``forests`` says whether ensembles are among the rivals. The other arguments are those of
-    :class:`HeldOutRows`.
+    rivals. ``forests`` says whether ensembles are among the rivals. :class:`HeldOutRows` describes the other arguments.
 
     Attributes:
       name, other_name: names of the recipes of the two estimators, under which their predictions are.

@@ -73,7 +73,7 @@ def reachable_leaves(
 ) -> tuple[Int[Array, "trees n"], Bool[Array, ""]]:
     """Returns the number of leaves that each sample reaches in each tree, and whether the frontier overflows.
 
-    The arguments and the errors are those of :func:`conditional_ensemble`. There is no overflow if the default for the
+    :func:`conditional_ensemble` describes the arguments and the errors. There is no overflow if the default for the
     depth is to score all splits.
 
     Example:

@@ -166,8 +166,8 @@ def cart_of_table(
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:
     """Returns the splits of CART on the outputs of a ridge regression instead of the features."""
-    # The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
-    # model. Each target has a ridge strength of its own. Classes, weights and outliers are treated as in
+    # The splits divide the outputs of a linear model into intervals, so the accuracy of the tree is near the accuracy
+    # of the linear model. Each target has a ridge strength of its own. Classes, weights and outliers are treated as in
     # `ridge_directions`, except that the indicators of classes are not divided. `rows` are NumPy arrays, with features
     # of mean 0. `unit` is the standard deviation of the features, and of the outputs that CART splits.
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)

@@ -1,10 +1,10 @@
 """The engine, which runs procedures side by side and makes their calls together.
 
-The engine advances every procedure until it waits. Waiting calls of the same program go into one compiled call. An
-array that is the same object in all of these calls is shared, not copied. On CPUs, each call runs in the program of a
-single run, so the results have the bits of single runs. As many calls run at once as there are processors. On other
-devices calls are stacked by ``vmap``. The order of the calls does not depend on a clock, so all processes make the same
-calls.
+The engine advances every procedure until it waits. Waiting calls of the same program go into one compiled call. If an
+array is the same object in all calls, it is shared and not copied. On CPUs, each call runs in the program of a single
+run, so the results have the bits of single runs. The number of calls that run at once is the number of processors. On
+other devices calls are stacked by ``vmap``. The order of the calls does not depend on a clock, so all processes make
+the same calls.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""Options of recipes: a default, and what the option takes. The annotation says which values, and bounds say the range.
+"""Options of recipes and their defaults. The annotation says which values an option takes, and bounds say the range.
 
     depth: int = option(4, most=16)
     learning_rate: float = option(0.01, above=0)

@@ -52,7 +52,7 @@ class Spectrum(NamedTuple):
 def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor | None = None) -> Spectrum:
     """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature."""
     # A preconditioner does not change the features `apart`, (p,) bool, so their weights keep their signs. If there is
-    # no time for all rows, the correlations are those of a sample of the rows.
+    # no time for all rows, the correlations are computed from a sample of the rows.
     x, _, weight = without_padding(batch)
     if apart is not None:
         values, vectors = np.ones(len(apart), np.float32), np.eye(len(apart), dtype=np.float32)
@@ -173,7 +173,7 @@ async def preconditioned(
     if any(strengths):  # of a sample of the rows if a deadline is near
         monitor = problem.monitor.within(_PART)
         features = problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=monitor)
-    # A training needs no table. With all strengths that are compared, bins are those of the rows of the training.
+    # A training needs no table. For all compared strengths, the rows of the training determine the bins.
     scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 
     async def trained_by(train: Train, strength: float, held_out: np.ndarray, trial: Fitted | None) -> Fitted:

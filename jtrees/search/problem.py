@@ -41,7 +41,7 @@ _PURPOSES = {
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(Run):
-    """A run, and what only the host knows. Arrays are in NumPy and must not change, or values on the device.
+    """A run, and the objects that stay on the host. Arrays are in NumPy and must not change, or values on the device.
 
     Attributes:
       engine: the engine that runs the procedure.
@@ -215,7 +215,7 @@ class Problem(Run):
           OutOfTimeError: if the problem is optional and there is no time.
         """
         engine = self.engine
-        # What follows, such as the predictions of a forest, takes about as long as the results so far.
+        # The remaining work, such as the predictions of a forest, takes about the time of the results so far.
         if self.is_optional and not self.monitor.may_be_late(engine.seconds_of_results):
             raise OutOfTimeError("the deadline passed before the result was finished")
         began = time.monotonic()

@@ -37,9 +37,9 @@ class GrowArguments(NamedTuple):
 
     Attributes:
       shared: arguments of all trees.
-      rows: arguments with a leading axis of the rows of the problem. A tree gets those of its rows.
-      drawn: arguments with a leading axis of the trees, for each kind of trees. A tree gets those of its number. The
-        last kind has the trees that the search of the base finds, and earlier kinds are simpler.
+      rows: arguments with a leading axis of the rows of the problem. A tree gets the arguments of its rows.
+      drawn: arguments with a leading axis of the trees, for each kind of trees. A tree gets the arguments of its
+        number. The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     """
 
     shared: Any

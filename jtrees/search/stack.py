@@ -1,4 +1,4 @@
-"""Stack: calls that one compiled call makes, on accelerators by ``vmap``."""
+"""Stack: calls that a single compiled call makes, on accelerators by ``vmap``."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def stacked(*arrays: Any) -> Any:
 
 
 class Stack:
-    """Calls that one compiled call makes.
+    """Calls that a single compiled call makes.
 
     Attributes:
       form: the static part of the program.

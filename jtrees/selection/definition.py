@@ -126,7 +126,7 @@ def _library_text(value: Any) -> str | None:
 
 
 def _function_text(function: types.FunctionType, text: Any) -> str:
-    """Returns the name of a function, and a checksum of what it is made of."""
+    """Returns the name of a function, and a checksum of its parts."""
     attributes = dict(vars(function))
     if (version := attributes.pop("version", None)) is not None:
         return f"{function.__module__}.{function.__qualname__} {text(version)}"

@@ -87,7 +87,7 @@ class RunFolder:
         """Returns a finished run, or None. All processes must read the same runs in the same order."""
         try:
             run = self._run(name)
-        except (OSError, ValueError, TypeError, KeyError):  # the run is missing, or a file is damaged: it is made again
+        except (OSError, ValueError, TypeError, KeyError):  # the run is missing, or a file is damaged: run it again
             run = None
         return run if distributed.minimum(float(run is not None)) else None
 
@@ -168,7 +168,7 @@ def _check_same(file: Any, description: Mapping[str, str], folder: str) -> None:
     for name in {**written, **description}:
         texts = written.get(name, "none"), description.get(name, "none")
         if texts[0] != texts[1]:
-            # The texts may be longer than what a message quotes, so they begin shortly before they differ.
+            # The texts may be longer than a quotation in a message, so they begin shortly before they differ.
             differs = (i for i, (before, after) in enumerate(zip(*texts, strict=False)) if before != after)
             start = max(0, next(differs, min(map(len, texts))) - _CONTEXT)
             before, after = (quoted(f"...{text[start:]}" if start else text) for text in texts)

@@ -34,8 +34,8 @@ def budgets(combinations: int, rows: int, factor: int) -> list[int]:
 def subsampled(splits: Sequence[Fold], rows: int, rng: np.random.Generator) -> list[Fold] | None:
     """Returns splits that train on a random sample of about ``rows`` rows each; the evaluation rows do not change.
 
-    The sample has every class, and weights that correct for the sampling. The encoder of a raw table remains that of
-    all training rows. Returns None if the targets do not vary in the sample of a fold.
+    The sample has every class, and weights that correct for the sampling. The encoder of a raw table remains the
+    encoder of all training rows. Returns None if the targets do not vary in the sample of a fold.
     """
     samples = []
     for split in splits:

@@ -114,7 +114,7 @@ class SweepResult(NamedTuple):
         numbers ``seeds`` of finished seeds and ``diverged`` of diverged seeds.
 
         Raises:
-          ValueError: if ``by`` is neither None nor ``"mean"``.
+          ValueError: if ``by`` is not None or ``"mean"``.
           ImportError: if pandas is not installed.
         """
         import pandas as pd

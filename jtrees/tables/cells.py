@@ -139,7 +139,7 @@ class Interpretation(NamedTuple):
     Attributes:
       reading: how the cells are read as numbers; None: the cells are text.
       note: a description of an ambiguity; empty if there is no ambiguity.
-      otherwise: the kind of :data:`jtrees.tables.frame.KINDS` that reads the cells in the other way.
+      otherwise: the kind of :data:`jtrees.tables.frame.KINDS` that selects the other reading of the cells.
     """
 
     reading: Reading | None

@@ -172,7 +172,7 @@ def held_out_table(
 ) -> Table:
     """Returns a checked validation set for the training table, without rows of weight 0.
 
-    The weights are those of training rows. The other arguments and errors are those of :func:`checked_dataset`.
+    The weights are the weights of training rows. :func:`checked_dataset` describes the other arguments and the errors.
     """
     x = x if table.encoder is None else table.encoder.transform(x)
     x = checks.check_x(x, features=table.x.shape[1], finite=False)

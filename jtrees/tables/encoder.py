@@ -48,8 +48,8 @@ class TableEncoder:
 
         The features of target means differ from ``transform(x)``: a training row has means over other rows. A column of
         dates has target means if its periods help. Columns of text have indicators in the order of their numbers of
-        levels, while the table has at most two features for each column, or 16 features. All others have target means.
-        Dates may exceed this budget, and with several outputs, so may columns with target means.
+        levels, while the table has at most two features for each column, or 16 features. All other columns of text have
+        target means. Dates may exceed this budget, and with several outputs, so may columns with target means.
 
         Args:
           x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.

@@ -26,7 +26,7 @@ class RawColumn(NamedTuple):
       values: the values, ``(n,)``. Text is str, or cells of any type, and None is a missing value. All other kinds are
         float64, and NaN is a missing value.
       zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone. For
-        cells of any type, the time zone of those dates that have a time zone.
+        cells of any type, the time zone of the dates that have a time zone.
       source: ``"levels"`` for text that must not be read as numbers, such as categories. ``"durations"`` is for numbers
         of days.
       merged: whether different whole numbers of the column are equal in float64.
@@ -111,8 +111,8 @@ class ColumnSchema:
       parts: the periods of dates that vary, ``"month"``, ``"weekday"``, ``"hour"`` and ``"minute"``.
       missing: number of missing values.
       odd: number of different cells that do not have the kind of the column, and are missing values.
-      note: why the column is dropped, or what else its cells may mean.
-      otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
+      note: why the column is dropped, or another meaning that its cells may have.
+      otherwise: the kind that keeps a dropped column, or that selects the other reading of the cells.
     """
 
     kind: str
@@ -260,7 +260,7 @@ def _read_columns(
     missing: Collection[str],
     requested: Any,
 ) -> Frame:
-    """Returns the raw table whose columns ``read`` reads; the other arguments are those of :func:`read_frame`."""
+    """Returns the raw table whose columns ``read`` reads. :func:`read_frame` describes the other arguments."""
     columns, requested = {}, requested_kinds(requested, list(series_by_name))
     for name, series in series_by_name.items():
         if requested.get(name) == "drop":  # the values are not read

@@ -20,13 +20,13 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     The rule depends on all columns and on their order, and not on the targets.
 
     1. A column of numbers, booleans or dates gets an indicator for missing values if it has at least five of them.
-    2. The categories of a column of text are its levels, its rare levels together, and missing values. Of two
-       categories, the less common has an indicator. Of more, each has one, except rare levels or missing values in
-       fewer than five rows.
-    3. A table may have twice as many features as used columns, or 16 if that is more. Columns of text get their
-       indicators while the table keeps within this budget, those of the fewest indicators first. All other columns of
-       text are encoded by target means. So are columns of more than ten levels, of which each rare level counts, and
-       missing values count as a level.
+    2. The categories of a column of text are its levels, its rare levels together, and missing values. If a column has
+       two categories, the less common category has an indicator. If it has more categories, each category has an
+       indicator, except rare levels or missing values in fewer than five rows.
+    3. The number of features may be twice the number of used columns, or 16 if that is more. Columns of text get their
+       indicators while the table keeps within this budget. Columns with the fewest indicators come first. All other
+       columns of text are encoded by target means. So are columns of more than ten levels, of which each rare level
+       counts, and missing values count as a level.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
     """

@@ -16,7 +16,7 @@ from jtrees.tables.parse import DATES, ISO, kind_of, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, cells_text, rows_of
 
-# A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
+# A column identifies rows if its number of distinct texts is above this number, and above half of the number of rows.
 _IDENTIFIES = 20
 
 
@@ -64,7 +64,7 @@ def inferred(
 ) -> tuple[Schema, Frame]:
     """Returns the schema of a table, and the rows in the kinds of the schema.
 
-    Arguments and errors are those of :func:`schema`. ``columns`` may be a schema, which is returned unchanged.
+    :func:`schema` describes the arguments and the errors. ``columns`` may be a schema, which is returned unchanged.
     ``decimal`` is the decimal separator of numbers in text; None: as the cells of each column say. ``is_file`` says
     that x is the text of a file, whose plain numbers are unambiguous.
     """
@@ -203,7 +203,7 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
         return result if kind is None else Interpretation(result.reading)
     total = counts.total()
     groups = readable_groups(text for text in counts if text not in durations)
-    # A column of streets with numbers has as many groups as cells: only those that may decide are read.
+    # In a column of streets with numbers, each cell is a group. Only groups that may decide are read.
     for group in itertools.chain(groups, [durations] if durations else []):
         share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
         if expected is None and (share < _MOSTLY or len(group) == len(counts)):

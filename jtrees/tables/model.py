@@ -17,7 +17,7 @@ class FrameModel:
     """A model of DataFrames, or of arrays whose training rows had missing values.
 
     The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
-    numbers, they also take an array, whose columns are found by position. They warn with
+    numbers, they also take an array, whose columns are identified by position. They warn with
     :class:`jtrees.tables.ColumnsWarning` if a column has missing values and had none in the training rows. The same
     goes for cells that do not have the kind of their column, which are missing values, too. If a column is missing,
     they raise a ``ValueError``.

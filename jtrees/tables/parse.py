@@ -143,7 +143,7 @@ def days_of(text, style, zoned, zone):
 def days_since_1970(date, zoned, zone):
     """Returns the days since 1970 of a date; None if it has a time zone and should not, or the reverse.
 
-    The other arguments are those of ``days_of``.
+    ``days_of`` describes the other arguments.
     """
     aware = getattr(date, "tzinfo", None) is not None
     if aware != zoned:

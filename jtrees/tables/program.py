@@ -88,7 +88,7 @@ class Operation(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What the operation needs besides the value."""
+        """The operands besides the value."""
         arguments = {"difference": (self.start, self.center), "missing": (), "lookup": (self.part, self.table)}
         return arguments[self.name]
 
@@ -155,7 +155,7 @@ class Encoding:
 def fit_encoding(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
     """Returns the encoding of a column that is fitted to training rows, and the features of these rows.
 
-    The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
+    The features of target means differ from the features of new rows (:func:`jtrees.tables.means.level_means`).
     """
     if column.kind == "text":
         levels = column.levels
@@ -183,7 +183,7 @@ def fit_encoding(name: str, column: ColumnSchema, raw: RawColumn, targets: Targe
 
 
 def _of_numbers(name: str, column: ColumnSchema, raw: RawColumn) -> Encoding:
-    """Returns the encoding of numbers, booleans or days. Without a value in the training rows, the median is 0."""
+    """Returns the encoding of numbers, booleans or days. If the training rows have no value, the median is 0."""
     present = raw.values[~raw.missing]
     present = present if len(present) else np.zeros(1)
     start = float(np.floor(present.min())) if column.kind == "date" else 0.0

@@ -25,7 +25,7 @@ class Schema:
 
     Attributes:
       columns: the description of each column by name, in the order of the table.
-      named: whether columns are found by name. The columns of an array are found by position.
+      named: whether columns are identified by name. The columns of an array are identified by position.
       missing: texts that mean a missing value in a column of text, unless they are levels of the column.
     """
 
@@ -43,8 +43,8 @@ class Schema:
 
         Args:
           x: a DataFrame of any library with at least the used columns, in any order. If all columns are numbers, x may
-            be an array, whose columns are found by position. Text is read as in the table of the schema if the column
-            holds numbers or dates. Cells that do not have the kind of their column are missing values.
+            be an array, whose columns are identified by position. Text is read as in the table of the schema if the
+            column holds numbers or dates. Cells that do not have the kind of their column are missing values.
 
         Raises:
           ValueError: if a column is missing. The message names the column.
@@ -130,7 +130,7 @@ def rows_of(
 ) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
 
-    The other arguments are those of :func:`jtrees.tables.frame.read_frame`.
+    :func:`jtrees.tables.frame.read_frame` describes the other arguments.
     """
     frame = read_frame(x, schemas, missing, requested)
     if frame is not None:

@@ -1,4 +1,4 @@
-"""Tasks and their losses: what is predicted, and what a prediction costs. :mod:`jtrees.losses` has the losses."""
+"""Tasks and their losses: the kinds of targets, and the costs of predictions. :mod:`jtrees.losses` has the losses."""
 
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.tasks.choices import Classification as Classification, Policy as Policy, check_log_loss as check_log_loss

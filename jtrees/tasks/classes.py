@@ -43,9 +43,9 @@ class LogLoss(Loss):
     Trainable leaves hold logits. Fitted leaves hold :class:`Frequencies`: smoothed class frequencies, where uneven
     weights count as fewer samples (Kish's effective sample size of each leaf).
 
-    Smoothing changes the labels, so the smoothed loss is the only one: training, the choice between trees, held-out
-    losses and reports all use it, and simpler models in a verdict minimise it. It is never below the entropy of a
-    smoothed label, so the loss of perfect predictions is not 0.
+    Smoothing changes the labels, so only the smoothed loss is used. Training, the choice between trees, held-out losses
+    and reports use it. The simpler models of a verdict minimise it. It is never below the entropy of a smoothed label,
+    so the loss of perfect predictions is not 0.
 
     Args:
       smoothing: part of the label that all classes share equally, at least 0 and below 1 (Szegedy et al. 2016).
@@ -86,8 +86,8 @@ class LogLoss(Loss):
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         """Returns the gradient, and the curvature of each output times K / (K - 1).
 
-        All K outputs step at once, and a common shift of them changes nothing. Without the factor, their steps would be
-        too long, for two classes twice (Friedman 2001, Algorithm 6).
+        All K outputs step at once, and a common shift of them changes nothing. If the factor were missing, the steps
+        would be too long, for two classes by a factor of 2 (Friedman 2001, Algorithm 6).
         """
         chance, classes = jax.nn.softmax(outputs, axis=-1), outputs.shape[-1]
         return chance - self.labels(y, outputs), classes / max(classes - 1, 1) * chance * (1 - chance)

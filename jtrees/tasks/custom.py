@@ -25,7 +25,7 @@ NAMED: dict[str, type[Loss]] = {
     "tweedie": Tweedie,
 }
 
-# The curvature of a user-defined loss is looked up at some targets, and at outputs that include these targets.
+# The curvature of a user-defined loss is evaluated at some targets, and at outputs that include these targets.
 _TARGETS, _PER_TARGET = 5, 21
 _LEAST = 0.01  # least ratio of two curvatures of a smooth loss
 
@@ -40,7 +40,7 @@ class CustomLoss(Loss):
     Args:
       function: ``(outputs, y) -> (n,)``. A module-level function is compiled once.
       name: name and version of the function, such as ``"pinball 0.1"``, by which a folder of a sweep knows the loss.
-        None: the folder compares the code of the function and what it reads.
+        None: the folder compares the code of the function, and the values that it reads.
 
     Raises:
       ValueError: on evaluation, if the function does not return shape ``(n,)``.

@@ -116,7 +116,7 @@ def effective_counts(
 def samples_of_leaves(
     leaf_index: Int[Array, " n"], weight: Float[Array, " n"], num_leaves: int
 ) -> Float[Array, " leaves"]:
-    """Returns the effective number of samples of each leaf (Kish); an empty leaf has that of its nearest ancestor."""
+    """Returns the effective number of samples (Kish) of each leaf, or of its nearest ancestor if the leaf is empty."""
     xp = module_of(leaf_index, weight)
     sums = segments.sums(xp.stack([weight, weight * weight], axis=1), leaf_index, num_leaves)
     samples = xp.zeros_like(sums[:, 0])

@@ -81,8 +81,8 @@ def advance(
       optimizer: as for :func:`start`. It receives the loss as ``value`` (for ``reduce_on_plateau``).
       steps: number of updates.
       batch_size: samples in a mini-batch. Samples are shuffled in each epoch. The last samples of an epoch that do not
-        fill a mini-batch are skipped until the next shuffle. A mini-batch has no samples of weight 0; the others take
-        their places. None: each step uses all samples, in order.
+        fill a mini-batch are skipped until the next shuffle. A mini-batch has no samples of weight 0. Samples of
+        positive weight take their places. None: each step uses all samples, in order.
       score_every: number of steps between evaluations of the score. The state keeps the parameters of the lowest
         score. 0: no evaluation.
       score: ``params -> scalar`` that replaces the method's score, such as a validation loss. Lower is better.
@@ -124,8 +124,8 @@ def advance_up_to(
 def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Params], Array] | None = None) -> Best:
     """Returns the best parameters of a run, including the last; without evaluations, the last parameters.
 
-    The arguments are those of :func:`advance`. If the run became non-finite, they are the best parameters before. Their
-    score is infinite if no evaluation was finite.
+    :func:`advance` describes the arguments. If the run became non-finite, the result has the best parameters before
+    that. Their score is infinite if no evaluation was finite.
     """
     last_score = score_of(method, state, normalised(_checked(data)), score)
     finite = state.finite & jnp.isfinite(last_score)

@@ -183,8 +183,8 @@ def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> 
 
 def mini_batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
     """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch."""
-    # A mini-batch has only samples of positive weight, and its weights are those of `_reweighted`. If samples have
-    # weight 0, an epoch takes some of the other samples several times. A batch of all samples has each sample once.
+    # A mini-batch has only samples of positive weight, and its weights come from `_reweighted`. If samples have weight
+    # 0, an epoch takes some of the other samples several times. A batch of all samples has each sample once.
     n, parts = order.shape[0], sharding.parts(order.shape[0])
     per_epoch, per_part = n // batch_size, batch_size // parts
     epoch, i = step // per_epoch, step % per_epoch

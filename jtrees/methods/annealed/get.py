@@ -78,8 +78,8 @@ def soft_method(
     scored: bool,
 ) -> training.Method:
     """Returns a method that trains a tree on the expected loss of a soft routing of sharpened scores."""
-    # `name` is the name of the sharpness in messages, and `route` is the routing of `expected_loss`. The other
-    # arguments are those of `get`.
+    # `name` is the name of the sharpness in messages, and `route` is the routing of `expected_loss`. `get` describes
+    # the other arguments.
     depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
     check_log_loss(task)
     if not callable(sharpness):

@@ -72,7 +72,7 @@ def seconds_of_shrinkage(table: Table) -> float:
 
 
 def _times_left(seconds: float, *, monitor: Any) -> float:
-    """Returns how many times ``seconds`` remain; the trees of a bag ask once, so that they are of one kind."""
+    """Returns how many times ``seconds`` remain. It is computed once for the trees of a bag, so their kind is equal."""
     return max(monitor.left(), _LATE) / seconds
 
 

@@ -142,9 +142,9 @@ def _cart_splits(
     the features that it selects.
 
     On the training rows of 16 tables that float32 represents, the losses were equal at depths 3 and 6. On ailerons,
-    whose targets are tiny, linear leaves of the second tree lost 4 to 7 % more. The first tree lost 2.3 times as
-    much as the second in lognormal columns of deviation 5. It lost 81 times as much where scaling clipped outliers
-    that matter (depth 6).
+    whose targets are tiny, the loss of linear leaves was 4 to 7 % higher for the second tree. In lognormal columns of
+    deviation 5, the loss of the first tree was 2.3 times the loss of the second tree. It was 81 times this loss where
+    scaling clipped outliers that matter (depth 6).
     """
     data: Any = problem.data
     splits = [[data.scaling.restore_splits(tree)] for tree in trees]

@@ -24,7 +24,7 @@ _WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the authors' program k
 _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 _FEW_ROWS = 1000  # rows of a short table
-# With halving, a stage of linear leaves ends if none of _PATIENCE evaluations in a row lowers the lowest score by this
+# With halving, a stage of linear leaves ends if _PATIENCE evaluations in a row do not lower the lowest score by this
 # fraction. Stacked runs train all updates: a stack takes as long as its longest run.
 _PATIENCE, _LEAST_GAIN = 3, 0.003
 
@@ -57,7 +57,7 @@ async def train_stages(
     """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14)."""
     # A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
     # splits unchanged. `epochs` is the number of updates in each stage. The `matrix` of a preconditioner, (p, p), is
-    # that of the features of the splits; None: the identity.
+    # the preconditioner of the features of the splits; None: the identity.
     problem, trees, histories = problem.preconditioned_by(matrix), [], []
     for stage, stage_sharpness in enumerate(sharpness):
         if stage and not problem.monitor.has_time():
