@@ -88,7 +88,7 @@ def row_leaf(scores: np.ndarray) -> int:
 
 
 def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
-    """Returns the leaves by scores in double precision, int32, ``(*trees, n)``, of trees of equal depth, on the host."""
+    """Returns the leaves by scores in double precision, int32, ``(*trees, n)``. The trees have equal depth."""
     # Weights are (*trees, nodes, p), and weights, biases and samples are in float32.
     weights, bias = np.asarray(weights), np.asarray(bias)
     *trees, nodes = bias.shape
