@@ -31,11 +31,12 @@ _WRITES = 256  # number of programs that a process writes between two checks
 
 
 def cache(folder: str | os.PathLike[str] | None = None) -> str:
-    """Keeps compiled programs in a folder, which later processes read instead of compiling them again.
+    """Keeps compiled programs in a folder. Later processes read the programs instead of compiling them again.
 
-    jtrees does so by default, in a folder of the user's caches, unless JAX has a folder already. This function selects
-    another folder, by JAX's persistent compilation cache. A program is still traced before it is read, which takes
-    time. The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
+    jtrees keeps programs by default, in a folder of the user's caches, unless JAX has a folder already. This function
+    selects another folder, by JAX's persistent compilation cache. A program is still traced before it is read, which
+    takes time. The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no
+    programs.
 
     The programs are in a subfolder for the kind and the number of processors, because machine code depends on both. If
     these subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted. An entry that
@@ -54,7 +55,7 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
       ValueError: if the folder cannot be created or written to.
 
     Example:
-      >>> folder = jtrees.cache()  # later processes read what this one compiles
+      >>> folder = jtrees.cache()  # later processes read the programs of this process
     """
     if folder is None and jax.config.jax_compilation_cache_dir:
         where = jax.config.jax_compilation_cache_dir

@@ -2,7 +2,7 @@
 
 A tree of constant leaves is nondecreasing in a feature if
 
-1. no split has a negative weight of the feature, so that a larger value never leads from the right to the left;
+1. no split has a negative weight of the feature: a larger value then never leads from the right to the left;
 2. at each split with a positive weight of the feature, no leaf on the left has a larger value than a leaf on the right.
 
 Searches satisfy condition 1 by a projection of the weights after each update (:func:`keeping_signs`).

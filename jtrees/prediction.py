@@ -1,6 +1,6 @@
 """Evaluation of models on NumPy arrays of any length, block by block, or within a traced program.
 
-Rows are evaluated in blocks of one size, with padding in the last block. Predictions therefore do not depend on the
+Rows are evaluated in blocks of equal size, with padding in the last block. Predictions therefore do not depend on the
 number of rows, and memory is bounded. One compiled program evaluates chunks of _CHUNK rows of a NumPy array. The
 remaining rows are padded to the next power of two. Large arrays are not copied. The blocks of a chunk are evaluated one
 after another, so on a CPU each core evaluates its own chunks.

@@ -84,7 +84,7 @@ def _sklearn_tree(
     total = len(x) if sample_weight is None else np.asarray(sample_weight).sum(dtype=np.float64)
     min_weight *= 1 - _ROUNDING
     options: Any = {"monotonic_cst": None if monotone is None else np.asarray(monotone).astype(np.int8)}
-    if 2 * min_weight > total:  # no split: scikit-learn accepts neither a larger fraction nor a depth of 0
+    if 2 * min_weight > total:  # no split: scikit-learn refuses a larger fraction and a depth of 0
         options["min_samples_split"] = len(x) + 1
     elif min_weight > 0:
         options["min_weight_fraction_leaf"] = min_weight / total

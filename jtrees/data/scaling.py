@@ -215,7 +215,7 @@ def rows_for_slopes(batch: Batch, limit: Any) -> tuple[Batch, np.ndarray]:
     A prediction does not clip features, so slopes must not be fitted to clipped values. If more values of a column are
     clipped than can be outliers, they are codes, and are 0 in the returned rows. A row with an outlier has hardly any
     weight. Its target still extends the range of the outputs. ``batch`` has scaled rows, in NumPy; rows of weight 0
-    have neither codes nor outliers. Features are clipped at the absolute value ``limit``, ``()`` or ``(p,)``.
+    have no codes or outliers. Features are clipped at the absolute value ``limit``, ``()`` or ``(p,)``.
     """
     weight = ones_or(batch.weight, batch.x)
     used = weight > 0

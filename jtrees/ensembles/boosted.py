@@ -34,7 +34,7 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
-# A kind of trees ends if its loss is larger than the other's by this fraction, after equally many rounds.
+# A kind of trees ends if its loss is larger than the other's by this fraction, after the same number of rounds.
 _FAR_BEHIND = 0.5
 _LEAST_GAIN = 0.01  # oblique trees have a loss that is lower by this fraction than the loss of trees of CART
 _FARTHEST = 1e18  # largest scaled feature of a refit: its square is finite in single precision
@@ -326,9 +326,9 @@ class _Kind(NamedTuple):
 
 
 def _with_limits(problems: list[Problem], data: Any, limits: np.ndarray) -> list[Problem]:
-    """Returns the problems with features that are clipped at other limits, ``(p,)``; padding has those of other rows.
+    """Returns the problems with features clipped at other limits, ``(p,)``. Padding has the features of other rows.
 
-    Rows for evaluation are those of the validation set, or the training rows of other weights.
+    Rows for evaluation are the rows of the validation set, or the training rows of other weights.
     """
     scaling = data.scaling.replace(x_most=limits)
     every_x, arrays = scaling.batch(data.table).x, {}

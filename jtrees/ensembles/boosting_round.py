@@ -176,7 +176,7 @@ def _newton(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array,
 
 # --- Many rounds in a program ----------------------------------------------------------------------------------------
 
-# The state of such a program is a pair: the state of boosting, and room for the rounds of a call.
+# The state of such a program is a pair: the state of boosting, and an array for the rounds of a call.
 
 
 @compilation.sums_in_order

@@ -56,7 +56,7 @@ def since_lowest(losses: np.ndarray) -> int:
 
 
 class GrowingSum:
-    """A sum of boosted trees of one kind, to which rounds are added."""
+    """A sum of boosted trees of the same kind, to which rounds are added."""
 
     # A base with `grow` adds many rounds in a program. The search of any other base finds the splits of one round.
 
@@ -72,7 +72,7 @@ class GrowingSum:
 
     async def add(self, count: int) -> None:
         """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer."""
-        # A search adds a single round. After the deadline, a program adds no round but the first.
+        # A search adds a single round. After the deadline, a program adds only the first round.
         rounds = await (self._round_of_search() if self._grow_arguments is None else self._rounds_of_program(count))
         self._rounds.append(rounds)
 

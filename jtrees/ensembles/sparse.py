@@ -1,4 +1,4 @@
-"""Trees whose splits have few terms, and optionally the columns of one group: the printed tree is the scored tree."""
+"""Trees whose splits have few terms, and optionally the columns of a single group. The printed tree is the model."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -58,7 +58,7 @@ def _checked_interactions(name: str, value: Any) -> Any:
 
 @pytree.dataclass(kw_only=True)
 class Sparse(Wrapper):
-    """The tree of another recipe, with at most ``terms`` columns in a split, and optionally columns of one group only.
+    """The tree of another recipe, with at most ``terms`` columns in a split, and optionally columns of a single group.
 
     Terms are removed step by step. A step removes about a seventh of the terms of each split, the smallest ones first.
     The size of a term is the deviation of its contribution to the score, on the rows that reach the split. Training
@@ -70,8 +70,8 @@ class Sparse(Wrapper):
     has a feature for each group of levels, a date has its periods, and a column with gaps has an indicator.
 
     If ``interactions`` is given, each split has columns of only one group, and at most ``terms`` of them. Groups are
-    removed first, in the same steps, until each split has the columns of one group. Each split can keep a different
-    group.
+    removed first, in the same steps, until each split has the columns of a single group. Each split can keep a
+    different group.
 
     The report is a :class:`jtrees.ensembles.SparseReport`.
 

@@ -51,10 +51,10 @@ def nearest_change(
 
     In classification the answer is the class, for a policy it is the action, and otherwise it is the leaf.
 
-    The nearest point of a leaf solves a quadratic program with one constraint per level, by non-negative least squares
-    (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). The nearest leaf is found exactly. The
-    changed sample lies a millionth of a deviation beyond the splits that it crosses, and farther if float32 requires
-    it. A column keeps to its range in ``x``, extended to the sample's own value.
+    The nearest point of a leaf solves a quadratic program with a constraint for each level. The solver is non-negative
+    least squares (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). The nearest leaf is found
+    exactly. The changed sample lies a millionth of a deviation beyond the splits that it crosses, and farther if
+    float32 requires it. A column keeps to its range in ``x``, extended to the sample's own value.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.

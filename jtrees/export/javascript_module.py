@@ -24,9 +24,9 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
     For a model of DataFrames, a row is an object with a property for each column that the model uses. For a model of
     arrays, a row is an array. Text is read as ``predict`` reads it, durations are days, and dates are texts or ``Date``
     objects. The day of a ``Date`` is the day in the column's time zone, or in UTC if the column has no time zone.
-    ``null``, ``undefined`` and ``NaN`` are missing values, and so are the texts that mean a missing value for
-    ``predict``, and cells that do not have the kind of their column. The functions throw a ``TypeError`` for a column
-    that does not exist, and for a missing value if the model is a tree of arrays without ``medians``.
+    ``null``, ``undefined`` and ``NaN`` are missing values. So are the texts that mean a missing value for ``predict``,
+    and cells that do not have the kind of their column. The functions throw a ``TypeError`` for a column that does not
+    exist, and for a missing value if the model is a tree of arrays without ``medians``.
 
     Node.js needs a file that ends in ``.mjs``, or a ``package.json`` with ``"type": "module"``.
 

@@ -36,16 +36,16 @@ def to_sql(
     ``prediction_1`` and so on for several outputs. For a single tree, the last column is ``leaf``, from 0.
 
     Columns of numbers hold numbers, and durations are days. Booleans are booleans, or 0 and 1. Text is the canonical
-    text of a level: ``1``, not ``1.0``. Dates are refused. NULL and NaN are missing values, and so are the texts that
-    mean a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with a number that is
-    infinite or outside the range of float32, and for a row with a missing value if the model is a tree of arrays
-    without ``medians``. Other text in a column of numbers has no defined prediction.
+    text of a level: ``1``, not ``1.0``. Dates are refused. NULL and NaN are missing values. So are the texts that mean
+    a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with a number that is infinite or
+    outside the range of float32. If the model is a tree of arrays without ``medians``, it is also NULL for a row with a
+    missing value. Other text in a column of numbers has no defined prediction.
 
     The statement uses only standard SQL and ``LIMIT``. Probabilities of boosted classes, and boosted counts, also need
     the function ``EXP``, which SQLite has if it was built with its mathematical functions. Both databases limit the
     number of columns: a model may have some 1500 features. Scores are summed in the order of jtrees. Linear leaves and
-    exponentials of classes are summed in pairs, because SQLite limits the depth of expressions, so that predictions
-    differ from those of ``predict`` by rounding.
+    exponentials of classes are summed in pairs, because SQLite limits the depth of expressions. So these predictions
+    differ from ``predict`` by rounding.
 
     Args:
       model: as for :func:`jtrees.export.to_c`.
@@ -59,8 +59,8 @@ def to_sql(
 
     Raises:
       ValueError: for any other model, for a column of dates, or for a wrong number of names. For two columns of the
-        table, or of the result, whose names differ only in the case of letters or after 63 bytes, because databases do
-        not distinguish them. For the character 0 or a carriage return in a name or a level.
+        table, or of the result, whose names a database does not distinguish. Such names differ only in the case of
+        letters, or after 63 bytes. For the character 0 or a carriage return in a name or a level.
       OSError: if the file cannot be written.
 
     Example:

@@ -1,7 +1,7 @@
 """Few features for linear leaves of wide tables: the output of a ridge regression, and the columns that matter most.
 
-A leaf of a wide table has too few samples for a slope of each feature, and a decomposition for each leaf would cost the
-cube of the number of features. So all leaves share a ridge regression of all samples, and correct it along at most
+A leaf of a wide table has too few samples for a slope of each feature. A decomposition for each leaf would also cost
+the cube of the number of features. So all leaves share a ridge regression of all samples, and correct it along at most
 ``WIDEST`` directions.
 """
 

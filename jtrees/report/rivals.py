@@ -175,8 +175,8 @@ def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tu
     """Returns the unfitted rivals of a model by name: the baselines, and models of scikit-learn.
 
     ``rows`` is the number of training rows, ``depth`` the depth of CART. ``forests`` says whether a random forest and
-    boosting are among the rivals. Also returns the names of the rivals that do not minimise the loss of the task, but
-    the squared error or the Poisson deviance.
+    boosting are among the rivals. Also returns the names of the rivals that minimise the squared error or the Poisson
+    deviance instead of the loss of the task.
     """
     from sklearn import ensemble, linear_model, pipeline, preprocessing, tree  # imported here: an optional package
 

@@ -45,8 +45,8 @@ class Engine:
         self.monitor, self.impl = monitor, impl
         devices, shares = jax.local_devices(), sharding.share_of_starts()
         side_by_side = devices[0].platform != "cpu" if side_by_side is None else side_by_side
-        # A program over several devices has other rounding errors than the program of one. So the threads of a process
-        # run the same program. Several processes need a program over all of their devices.
+        # A program over several devices has other rounding errors than the program of a single device. So the threads
+        # of a process run the same program. Several processes need a program over all of their devices.
         self._threads = 1 if side_by_side or shares is not None else min(_MOST_THREADS, processes.processors())
         self._shares = shares or (len(devices) if side_by_side else 1)
         self._devices = None if shares else tuple(devices)
@@ -58,7 +58,7 @@ class Engine:
         self._paces: dict[Hashable, Pace] = {}
         self._stacks: dict[Hashable, tuple[int, tuple]] = {}  # the size and the axes of the stacks of each program
         self._executables: dict[Hashable, Any] = {}  # the programs that threads run
-        self._pool: Any = None  # the threads; a pool for each call would take as long as a short call
+        self._pool: Any = None  # the threads; a pool for each call would take the time of a short call
         self._placed: dict[int, tuple[Any, Any]] = {}
         self._row_counts: set[int] = set()  # lengths of the arrays that have rows
         self._computed: dict[Hashable, Any] = {}
@@ -136,7 +136,7 @@ class Engine:
         return (Form(call.fn, self.impl), call.steps is None, structure, shapes), (call.name, call.begins)
 
     def _make(self, calls: list[Call], program: Hashable) -> list[Any]:
-        """Returns the results of calls of one program, in smaller stacks if the device has too little memory."""
+        """Returns the results of calls of a single program, in smaller stacks if the device has too little memory."""
         while True:
             try:
                 stacks = self._stacked(calls, program)

@@ -54,7 +54,7 @@ async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
 
 def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Returns the Newton steps and their weights, of the training rows and of the evaluation rows."""
-    # The steps are scaled such that those of the training rows are in [0, 1].
+    # The steps are scaled: the scaled steps of the training rows are in [0, 1].
     loss, task = run.task.loss_function, run.task
     first = loss.initial(run.batch.y, run.weight, math.prod(task.shape))
 

@@ -60,10 +60,10 @@ def fit(
 
     The search runs in compiled calls of about half a second. Ctrl-C or ``max_seconds`` ends the search after the
     current call, with the best result so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
-    A near deadline also means samples of rows for CART, correlations and the comparison, fewer starts of GET and RADDT,
-    constant leaves (with a warning), and no refinements or further trees of a bag. The fit always checks and scales the
-    table, makes one update, and fits the leaves to all rows (in :class:`jtrees.Boosted`: to the rows that it trained
-    on).
+    If the deadline is near, CART, correlations and the comparison use samples of rows. GET and RADDT then have fewer
+    starts, and may have constant leaves (with a warning). The fit then makes no refinements and no further trees of a
+    bag. The fit always checks and scales the table, makes one update, and fits the leaves to all rows (in
+    :class:`jtrees.Boosted`: to the rows that it trained on).
 
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
@@ -79,15 +79,15 @@ def fit(
         dropped, as are rows whose weight relative to the largest is too small for float32. When leaves are regularised
         or smoothed, uneven weights count as fewer samples (Kish's effective sample size of each node).
       validation: a validation set ``(x, y)`` or ``(x, y, sample_weight)``. Models are chosen by their loss on it, and
-        are not trained on it. Class weights of the task are factors of its weights too.
+        are not trained on it. Class weights of the task are also factors of its weights.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
       monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. A
         number is a position, or a name if columns are named by numbers. If only that column grows, predictions do not
         fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For two classes, the prediction is the
         probability of class 1. The guarantee holds for the model and for files exported from it. GET, RADDT, CO2,
-        NonGreedy and DGT with constant leaves support it, and so do their sums, bags and best runs.
-      columns: what columns of a raw table hold, if it is not what their cells look like, by name or number:
+        NonGreedy and DGT with constant leaves support the guarantee. So do their sums, bags and best runs.
+      columns: the kinds of columns of a raw table, by name or number, where their cells suggest another kind:
         ``{"year": "number", "code": "text", "id": "drop", "when": "%d/%m/%Y"}``. See :func:`jtrees.tables.schema`,
         whose result is also accepted.
       missing: texts that mean a missing value in every column of text of a raw table, such as ``("-", "unknown")``. In

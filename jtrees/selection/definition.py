@@ -31,9 +31,9 @@ def definition(name: str, value: Any) -> str:
     """Returns the definition of a value, the argument ``name``, as text.
 
     The definition of a function has its code, defaults and closure, and the globals that it reads. The definition of an
-    object has its class and attributes, and that of a class its methods. A function or a class with an attribute
-    ``version``, and a :class:`jtrees.losses.CustomLoss` with a name, stand for their code. So does the version of a
-    package that jtrees needs.
+    object has its class and attributes, and the definition of a class has its methods. A function or a class with an
+    attribute ``version``, and a :class:`jtrees.losses.CustomLoss` with a name, stand for their code. So does the
+    version of a package that jtrees needs.
 
     Raises:
       ValueError: for a value that has no such definition, such as a module of the user. The message has the remedy.

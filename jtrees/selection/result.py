@@ -109,9 +109,9 @@ class SweepResult(NamedTuple):
     def frame(self, by: Literal["mean"] | None = None) -> Any:
         """Returns :meth:`rows` as a pandas DataFrame, from the best to the worst; runs that are not finished come last.
 
-        By ``"mean"``, the frame has a row for each combination: the options, the means ``loss``, ``size`` and
-        ``seconds`` of the finished seeds, the standard error ``error`` of the mean loss (NaN for one seed), and the
-        numbers ``seeds`` of finished seeds and ``diverged`` of diverged seeds.
+        If ``by`` is ``"mean"``, the frame has a row for each combination. A row has the options, and the means
+        ``loss``, ``size`` and ``seconds`` of the finished seeds. ``error`` is the standard error of the mean loss (NaN
+        for a single seed). ``seeds`` is the number of finished seeds, and ``diverged`` the number of diverged seeds.
 
         Raises:
           ValueError: if ``by`` is not None or ``"mean"``.

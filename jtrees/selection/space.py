@@ -61,8 +61,9 @@ def draw(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
     """Returns quasi-random draws from a space: the first ``count`` points of a scrambled Sobol sequence.
 
     Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end. The space has ranges,
-    or sequences of choices, by the name of the option. Raises ``ValueError`` if it is empty or not a mapping, if an
-    option has no choices, or if bounds are not finite and ascending, and above 0 for ``LogUniform``.
+    or sequences of choices, by the name of the option. Raises ``ValueError`` if the space is empty or is not a mapping,
+    or if an option has no choices. It also raises this error for bounds that are not finite and ascending. The bounds
+    of ``LogUniform`` must be above 0.
     """
     from scipy.stats import qmc  # imported late: jax installs SciPy, but this module is slow to import
 

@@ -53,13 +53,14 @@ def tune(
 
     Each combination is fitted to the same training rows with the same key, and evaluated on the same held-out rows. If
     the combinations have ``depth``, they are tried by ascending depth. The sweep stops after two consecutive depths
-    whose improvement on the best loss is within the standard error of the difference. Finally the smallest model within
-    one standard error of the best model is chosen (the one-standard-error rule).
+    whose improvement on the best loss is within the standard error of the difference. The choice is the smallest model
+    within one standard error of the best model (the one-standard-error rule).
 
     ``halving=3`` uses successive halving (Jamieson & Talwalkar 2016). All combinations, of every depth, are tried on a
-    sample of the training rows, the best third on three times as many rows, and so on, until at most three are tried on
-    all training rows (more if a sample would have fewer than 200 rows). The choice is among the last. Each number of
-    rows compiles another program, so a short table gains little. Few rows favour small trees and large penalties.
+    sample of the training rows. The best third is tried on a sample of three times this size, and so on. At most three
+    combinations are tried on all training rows (more if a sample would have fewer than 200 rows). The choice is among
+    these combinations. Each number of rows compiles another program, so a short table gains little. Few rows favour
+    small trees and large penalties.
 
     Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if none is
     complete.

@@ -89,7 +89,7 @@ class Dataset:
     def with_weights(self, sample_weight: Any) -> "Dataset":
         """Returns the rows of positive weight, with weights of mean 1; weights too small for float32 count as 0.
 
-        The weights are those of the user (None: equal weights), times the class weights of the task.
+        The weights are the user's weights (None: equal weights), times the class weights of the task.
         """
         dataset = self if sample_weight is None else self._by_weight(checks.relative_weight(sample_weight, len(self)))
         y, factors = self.task.weighed(dataset.y)

@@ -134,7 +134,7 @@ class TableEncoder:
     def with_class_names(self, class_names: Sequence[str]) -> "TableEncoder":
         """Returns the same encoder with the user's names of classes in feature names: ``[mean sold by city]``.
 
-        The names are those of the K classes, or of the actions of a policy, in the order of their numbers.
+        The names are the names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
         encodings = {name: encoding.with_class_names(class_names) for name, encoding in self.encodings.items()}
         return dataclasses.replace(self, encodings=encodings)

@@ -180,7 +180,7 @@ _MOSTLY = 0.9  # least fraction of the cells of mostly numbers or dates
 
 
 def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | None = None) -> Interpretation:
-    """Returns how a column of text, or of cells of several types, is read. The rule is that of all frames and files.
+    """Returns how a column of text, or of cells of several types, is read. Frames and files have the same rule.
 
     - If all cells are numbers in one form, or dates in one format, the column holds numbers, or dates.
     - The column is mostly numbers if at least 90 % of the cells are numbers, or at least 90 % of the different cells.
@@ -189,8 +189,8 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
       or times of day.
     - Every other column is text. That includes few different cells, such as 0, 1, 2 and "3+", which are levels.
 
-    If a kind is requested, the cells that have it decide, however few they are; ``ValueError`` is raised for dates
-    whose day and month may be exchanged. ``decimal`` counts if the kind does not say it; None: as the cells say.
+    If a kind is requested, only the cells of this kind decide. ``ValueError`` is raised for dates whose day and month
+    may be exchanged. ``decimal`` counts if the kind does not say it; None: as the cells say.
     """
     how: Any = {"decimal": DECIMALS.get(kind or "", decimal), "style": kind if kind in DATES else None}
     texts = [level_of(cell) for cell in cells]

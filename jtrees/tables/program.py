@@ -119,7 +119,7 @@ class Encoding:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations, in the order of their features. Without targets, periods have no features."""
+        """The operations, in the order of their features. If there are no targets, periods have no features."""
         numbers = (Operation("difference", self.start, self.center), Operation("missing"))[: len(self.names)]
         lookups = {part: lookup.table for part, lookup in self.lookups.items() if lookup.names}
         return *numbers, *(Operation("lookup", part=part, table=table) for part, table in lookups.items())

@@ -23,7 +23,7 @@ class Regression(Task):
         (n,)`` of scaled targets. :class:`jtrees.losses.Quantile` with several levels predicts ``(n, levels)``.
 
     Raises:
-      ValueError: if ``outputs`` is neither None nor an integer of at least 1, if the loss is unknown, or if there are
+      ValueError: if ``outputs`` is not None or an integer of at least 1, if the loss is unknown, or if there are
         several levels and several targets.
     """
 

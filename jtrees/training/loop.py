@@ -70,7 +70,7 @@ def advance(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> tuple[TrainState, History]:
-    """Makes ``steps`` updates; two calls with k steps give bit for bit the state of one call with 2 k steps.
+    """Makes ``steps`` updates. Two calls with k steps give the bits of a single call with 2 k steps.
 
     The function is pure, and can be used with ``jit`` and ``vmap``.
 

@@ -85,9 +85,9 @@ class LazyAdamState(NamedTuple):
 def lazy_adam(learning_rate: Number) -> optax.GradientTransformation:
     """Returns Adam that does not update a parameter and its moments if the gradient is exactly zero.
 
-    Dense Adam updates every parameter in every step by its moments. A row of weights that one sample in a thousand
-    reaches then keeps drifting long after the sample. Lazy moments are means over the steps with a nonzero gradient.
-    The bias correction uses the count of all steps, as in TensorFlow's LazyAdam.
+    Dense Adam updates every parameter in every step by its moments. If only a thousandth of the samples reach a row of
+    weights, the row then changes for many updates after a sample. Lazy moments are means over the steps with a nonzero
+    gradient. The bias correction uses the count of all steps, as in TensorFlow's LazyAdam.
 
     Args:
       learning_rate: a number, which may be traced, or an optax schedule of the step.

@@ -29,7 +29,8 @@ from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
 
-# With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
+# If there is halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least
+# two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
 

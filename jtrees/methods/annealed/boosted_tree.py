@@ -37,7 +37,7 @@ def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments |
 
 def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
     """Returns the splits of the single start from CART over bins, and whether they are finite."""
-    # `drawn` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
+    # `drawn` is the sharpness of each stage, and whether the stages train. If not, CART makes the splits.
     sharpness, trains = drawn
     p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST
     if is_wide:

@@ -138,7 +138,7 @@ def _cart_splits(
     """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
     CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
-    scaled features, and on raw features if float32 represents them. With a ``narrowing``, the second tree splits
+    scaled features, and on raw features if float32 represents them. If there is a ``narrowing``, the second tree splits
     the features that it selects.
 
     On the training rows of 16 tables that float32 represents, the losses were equal at depths 3 and 6. On ailerons,

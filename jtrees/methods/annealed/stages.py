@@ -25,7 +25,7 @@ _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs mo
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 _FEW_ROWS = 1000  # rows of a short table
 # With halving, a stage of linear leaves ends if _PATIENCE evaluations in a row do not lower the lowest score by this
-# fraction. Stacked runs train all updates: a stack takes as long as its longest run.
+# fraction. Stacked runs train all updates, because a stack takes the time of its longest run.
 _PATIENCE, _LEAST_GAIN = 3, 0.003
 
 

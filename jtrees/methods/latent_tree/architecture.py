@@ -27,7 +27,7 @@ class Architecture(NamedTuple):
 
 
 def check_split(split: Any) -> None:
-    """Raises ``ValueError`` if a split is neither a known name nor a function."""
+    """Raises ``ValueError`` if a split is not a known name or a function."""
     if not callable(split):
         checks.check_choice("split", split, ("linear", "elu", "mlp"), "a function (features, nodes, rngs) -> module")
 

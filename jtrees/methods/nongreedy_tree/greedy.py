@@ -235,7 +235,7 @@ def _splits_at(tree: ObliqueTree, level: Array | int) -> Splits:
 
 
 def _with_splits(tree: ObliqueTree, level: Array, splits: Splits) -> ObliqueTree:
-    """Returns the tree with the splits of a level. Splits beyond the level are replaced by those of the next levels."""
+    """Returns the tree with the splits of a level. Splits of the next levels replace the splits beyond the level."""
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=(1 << level) - 1, axis=0)
     return tree.replace(weights=put(tree.weights, splits[0]), bias=put(tree.bias, splits[1]))
 

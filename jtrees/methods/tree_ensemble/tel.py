@@ -158,7 +158,7 @@ class TEL(NetworkRecipe):
       early_stopping: whether evaluations choose the number of updates. A trial run on four fifths of the rows is
         evaluated on the other rows after each epoch, or 100 times if ``epochs`` is None. It ends if a quarter of all
         evaluations in a row do not lower the loss. The last training takes the updates of the lowest loss. There is no
-        trial for fewer than 100 rows. With ``validation``, the training itself is evaluated, and ends in the same way.
+        trial for fewer than 100 rows. With ``validation``, the training itself is evaluated, and ends by the same rule.
       precondition: strength of the preconditioner, as in :class:`jtrees.DGT`. A trial has all updates.
 
     Example:
