@@ -7,6 +7,7 @@ test, or a change with the same results.
 
 import argparse
 import ast
+from collections import Counter
 from collections.abc import Iterator
 import csv
 from dataclasses import dataclass
@@ -110,17 +111,37 @@ def _is_python(source: str) -> bool:
 
 
 def tests_of(module: str, root: Path = ROOT) -> list[str]:
-    """Returns the test files that name a module or its public classes, those that name them most first."""
-    package, _, name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
-    classes = re.findall(r"^class ([A-Z]\w+)", (root / module).read_text("utf-8"), re.MULTILINE)
-    named = [rf"{re.escape(package)}\.{name}\b", rf"from {re.escape(package)} import .*\b{name}\b"]
-    named = re.compile("|".join(named + [rf"\b{name}\b" for name in classes]))
-    counts = {file: len(named.findall(file.read_text("utf-8"))) for file in sorted(root.glob("tests/test_*.py"))}
-    for by_name in (f"test_{package.rpartition('.')[2]}.py", f"test_{name}.py"):
-        if (file := root / "tests" / by_name).exists():
-            counts[file] += 10**6
-    files = sorted(filter(counts.get, counts), key=lambda file: -counts[file])
+    """Returns the test files that take part in a module, those that name it most first.
+
+    First come the files that name the module, its public classes, or its functions with names of several words. Then
+    come the files that name the modules that import it.
+    """
+    direct = _naming(module, root)
+    pattern, indirect = re.compile(_module_pattern(module)), Counter()
+    for importer in sorted(root.glob("jtrees/**/*.py")):
+        if importer.name != "__init__.py" and pattern.search(importer.read_text("utf-8")):
+            indirect.update(_naming(str(importer.relative_to(root)), root))
+    files = sorted({*direct, *indirect}, key=lambda file: (-direct[file], -indirect[file], file))
     return [str(file.relative_to(root)) for file in files]
+
+
+def _naming(module: str, root: Path) -> Counter[Path]:
+    """Returns the test files that name a module, and how often; a file with the module's name comes first."""
+    public = r"^(?:class ([A-Z]\w+)|def ([a-z]+_\w+))"
+    names = map("".join, re.findall(public, (root / module).read_text("utf-8"), re.MULTILINE))
+    named = re.compile("|".join([_module_pattern(module), *(rf"\b{name}\b" for name in names)]))
+    counts = {file: len(named.findall(file.read_text("utf-8"))) for file in root.glob("tests/test_*.py")}
+    package, name = Path(module.removesuffix("/__init__.py").removesuffix(".py")).parts[-2:]
+    for by_name, count in ((package, 10**3), (name, 10**6)):
+        if (file := root / f"tests/test_{by_name}.py").exists():
+            counts[file] += count
+    return Counter({file: count for file, count in counts.items() if count})
+
+
+def _module_pattern(module: str) -> str:
+    """Returns a pattern of the texts that name a module."""
+    package, _, name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
+    return rf"{re.escape(package)}\.{name}\b|from {re.escape(package)} import .*\b{name}\b"
 
 
 def first_failure(tests: list[str], folder: Path, seconds: float) -> str:
