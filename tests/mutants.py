@@ -111,19 +111,22 @@ def _is_python(source: str) -> bool:
     return True
 
 
-def tests_of(module: str, root: Path = ROOT) -> list[str]:
-    """Returns the test files that take part in a module, those that name it most first.
+def tests_of(module: str, number: int = 5, root: Path = ROOT) -> list[str]:
+    """Returns a number of test files that take part in a module, those that name it most first.
 
     First come the files that name the module, its public classes, or its functions with names of several words. Then
-    come the files that name the modules that import it.
+    come the files that name the modules that import it, then the importers of these, and so on.
     """
-    direct = _naming(module, root)
-    pattern, indirect = re.compile(_module_pattern(module)), Counter()
-    for importer in sorted(root.glob("jtrees/**/*.py")):
-        if importer.name != "__init__.py" and pattern.search(importer.read_text("utf-8")):
-            indirect.update(_naming(str(importer.relative_to(root)), root))
-    files = sorted({*direct, *indirect}, key=lambda file: (-direct[file], -indirect[file], file))
-    return [str(file.relative_to(root)) for file in files]
+    sources = {str(path.relative_to(root)): path.read_text("utf-8") for path in root.glob("jtrees/**/*.py")}
+    files: list[Path] = []
+    modules, seen = {module}, {name for name in sources if name.endswith("__init__.py")}
+    while modules and len(files) < number:
+        counts = sum((_naming(name, root) for name in modules), Counter())
+        files += sorted(counts.keys() - {*files}, key=lambda file: (-counts[file], file))
+        seen |= modules
+        imports = re.compile("|".join(map(_module_pattern, modules)))
+        modules = {name for name, source in sources.items() if name not in seen and imports.search(source)}
+    return [str(file.relative_to(root)) for file in files[:number]]
 
 
 def _naming(module: str, root: Path) -> Counter[Path]:
@@ -176,7 +179,7 @@ def tried(module: str, fault: Fault, folder: Path, options: argparse.Namespace) 
     lines[fault.line - 1] = fault.new
     (folder / module).write_text("\n".join(lines) + "\n", "utf-8")
     began = time.monotonic()
-    noticed = first_failure([*dict.fromkeys([*tests_of(module)[: options.files], GENERAL])], folder, options.seconds)
+    noticed = first_failure([*dict.fromkeys([*tests_of(module, options.files), GENERAL])], folder, options.seconds)
     (folder / module).write_text(source, "utf-8")
     seconds = f"{time.monotonic() - began:.0f}"
     return [module, str(fault.line), fault.old.strip(), fault.new.strip(), noticed, seconds]
@@ -208,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("modules", nargs="*", help="files such as jtrees/search/monitor.py; none: the survivors again")
     parser.add_argument("--number", type=int, default=6, help="faults of each module")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", type=int, default=5, help="the most test files of a module")
+    parser.add_argument("--files", type=int, default=5, help="test files of a module")
     parser.add_argument("--seconds", type=float, default=120, help="the most time for the tests of a fault")
     parser.add_argument("--out", type=Path, required=True, help="a CSV file, to which rows are appended")
     options = parser.parse_args(arguments)

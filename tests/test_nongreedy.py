@@ -17,7 +17,7 @@ from jtrees.search.first_step import newton_steps
 from jtrees.tables import checked_table
 from jtrees.tasks import Classification, Regression
 from tests import oracles, recipes, sweeps, tables
-from tests.problems import problem_of_table, run
+from tests.problems import problem_of, problem_of_table, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -230,6 +230,14 @@ def test_first_newton_steps_of_validation_rows_are_those_of_training_rows(loss):
     steps = run(newton_steps(problem), engine=problem.engine)[0]
     jax.tree.map(np.testing.assert_array_equal, steps.evaluation, steps.batch)
     assert np.ptp(steps.batch.weight[:400] / tables.WEIGHTS) > 0.1 or isinstance(loss, losses.Poisson)
+
+
+def test_newton_steps_of_equal_targets_are_0():
+    """As they may be in a bootstrap sample."""
+    rows = Batch(jnp.asarray(tables.X, jnp.float32), jnp.full(400, 3.0), jnp.ones(400))
+    problem = problem_of(recipes.CO2, rows, task=Regression(loss_function=losses.Poisson()))
+    steps = run(newton_steps(problem), engine=problem.engine)[0]
+    np.testing.assert_array_equal(steps.batch.y, np.zeros(400))
 
 
 @pytest.mark.slow
