@@ -120,10 +120,10 @@ class Comparison:
         verdict = f"{verdict}: {self.measure} {model_loss}, {phrases(against)}, on {self.where}"
         return verdict[0].upper() + verdict[1:]
 
-    def warn_if_behind(self, name: str, advice: str, stacklevel: int = 3) -> None:
+    def warn_if_behind(self, name: str, advice: str) -> None:
         """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``advice``: what may do better."""
         if self.better:
-            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
+            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning)
 
 
 def compared(
