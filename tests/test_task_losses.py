@@ -187,6 +187,9 @@ def test_steps_of_boosting_lower_the_loss_and_are_newtons(name):
         gradient, curvature = (np.asarray(a, float) for a in loss.derivatives(outputs, f32(y)))
         total = np.bincount(LEAF, WEIGHT * curvature, 4) + 2
         np.testing.assert_allclose(step, -np.bincount(LEAF, WEIGHT * gradient, 4) / total, rtol=1e-4, atol=1e-6)
+    else:
+        best, count = loss.steps(jnp.asarray(LEAF), outputs, f32(y), 4, f32(WEIGHT), 0.0), np.bincount(LEAF, WEIGHT, 4)
+        np.testing.assert_allclose(step, best * count / (count + 2), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, (loss, _, _) in LOSSES.items() if loss.in_units])
