@@ -19,6 +19,7 @@ from jtrees import pytree, training
 from jtrees.search import MOST, Engine, Evaluation, Problem, Recipe, Run, engine as search_engine, gather, option
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
+from jtrees.search.stage import train_stage
 from jtrees.tables import checked_table
 from tests import ROOT, compiled, two_devices
 from tests.problems import problem_of, problem_of_table, run
@@ -154,6 +155,35 @@ def test_the_division_into_calls_changes_nothing(engine, monkeypatch, steps):
     np.testing.assert_array_equal(losses[1], np.arange(30))
     [rest] = run(walk(problems_of(1.0, engine=engine)[0], 3, begins=40), engine=engine)
     assert rest.losses.tolist() == [40, 41, 42]
+
+
+def evaluated(run: Run, state: jax.Array, patience: jax.Array):
+    """The loss is minus the state, and early stopping ends the training at the state ``patience``."""
+    return state, -state, state >= patience.astype(jnp.float32)
+
+
+def staged(problem: Problem, patience: int) -> Any:
+    """A training that is evaluated after 3, 7 and 12 updates."""
+
+    async def search():
+        state, options = await problem.map(start), {"patience": patience, "name": "walk"}
+        return await train_stage(problem, move, evaluated, state, [0, 3, 7, 12], **options)
+
+    return run(search(), engine=problem.engine)[0]
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(100, [3, 7, 12]), (7, [3, 7]), (1, [3])])
+def test_a_stage_is_evaluated_after_each_part_until_early_stopping(engine, patience, ends):
+    stage = staged(problems_of(1.0, engine=engine)[0], patience)
+    assert float(stage.state.host) == ends[-1] and stage.evaluations.tolist() == [-end for end in ends]
+    np.testing.assert_array_equal(stage.losses, np.arange(ends[-1]))
+
+
+def test_a_stage_after_a_deadline_has_at_most_one_update():
+    late = engine_of(monitor=Monitor(deadline=time.monotonic() - 1))
+    first, second = (staged(problem, 100) for problem in problems_of(1.0, 1.0, engine=late))
+    assert (first.losses.tolist(), first.evaluations.tolist()) == ([0], [-1])
+    assert (second.losses.tolist(), second.evaluations.tolist()) == ([0], [-1])
 
 
 @pytest.mark.parametrize("concurrent", [1, 4, None])
