@@ -113,8 +113,8 @@ def _is_python(source: str) -> bool:
 def tests_of(module: str, number: int = 5, root: Path = ROOT) -> list[str]:
     """Returns a number of test files that take part in a module, those that name it most first.
 
-    First come the files that name the module, its public classes, or its functions with names of several words. Then
-    come the files that name the modules that import it, then the importers of these, and so on.
+    First come the files that name the module, its public classes, or its functions, if their names have several words
+    or follow ``jtrees.``. Then come the files that name the modules that import it, then the importers of these.
     """
     sources = {str(path.relative_to(root)): path.read_text("utf-8") for path in root.glob("jtrees/**/*.py")}
     files: list[Path] = []
@@ -130,9 +130,11 @@ def tests_of(module: str, number: int = 5, root: Path = ROOT) -> list[str]:
 
 def _naming(module: str, root: Path) -> Counter[Path]:
     """Returns the test files that name a module, and how often; a file with the module's name comes first."""
-    public = r"^(?:class ([A-Z]\w+)|def ([a-z]+_\w+))"
-    names = map("".join, re.findall(public, (root / module).read_text("utf-8"), re.MULTILINE))
-    named = re.compile("|".join([_module_pattern(module), *(rf"\b{name}\b" for name in names)]))
+    names = re.findall(r"^(?:class|def|async def) ([A-Za-z]\w+)", (root / module).read_text("utf-8"), re.MULTILINE)
+    patterns = [
+        rf"\b{name}\b" if name.lower() != name or "_" in name else rf"jtrees\.[\w.]*\b{name}\b" for name in names
+    ]
+    named = re.compile("|".join([_module_pattern(module), *patterns]))
     counts = {file: len(named.findall(file.read_text("utf-8"))) for file in root.glob("tests/test_*.py")}
     package, name = Path(module.removesuffix("/__init__.py").removesuffix(".py")).parts[-2:]
     for by_name, count in ((package, 10**3), (name, 10**6)):
