@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.metrics import r2_score
 
 import jtrees
@@ -112,6 +113,13 @@ def test_the_selected_columns_have_the_largest_statistics(x64, seed):
     ]
     selected = np.flatnonzero((np.asarray(map_of(x, y, weight).matrix)[:, : narrow.WIDEST - 1] == 1).any(1))
     np.testing.assert_array_equal(selected, np.sort(np.argsort(scores)[1 - narrow.WIDEST :]))
+
+
+@pytest.mark.parametrize("p", [narrow.WIDEST + 1, 200, 5000])
+def test_the_cost_of_selection_is_the_mean_of_the_largest_squares(p):
+    squares = np.square(stats.norm.ppf((np.arange(10**5) + 0.5) / 10**5))
+    largest = np.sort(squares)[-(10**5 * narrow.WIDEST // p) :]
+    assert narrow.cost_of_selection(p) == pytest.approx(largest.mean(), rel=2e-3)
 
 
 def test_a_direction_along_a_single_feature_selects_this_feature():
