@@ -531,6 +531,8 @@ def test_rows_of_other_problems_are_rows_of_their_tables(table_problem):
     bag_problem = smaller.bootstrap(np.append(np.flatnonzero(smaller.weighed)[bag], -1))
     assert table_rows(bag_problem) == [table_rows(smaller)[row] for row in bag]
     assert bag_problem.data.table.x[:, 0].astype(int).tolist() == table_rows(bag_problem)
+    weights = table_problem.data.table.weight[table_rows(bag_problem)]
+    np.testing.assert_allclose(bag_problem.data.table.weight, weights / weights.mean(), rtol=1e-6)
     # A sample keeps the table: leaves are fitted to the rows that were not sampled, too.
     weight = np.append(table_problem.data.table.weight[[3, 8, 20]], 0).astype(np.float32)
     sample = table_problem.sample(np.array([3, 8, 20, -1]), weight)
