@@ -18,6 +18,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a CSV file, to which rows are appended")
     options = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C, which tests send
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
