@@ -218,7 +218,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a CSV file, to which rows are appended")
     options = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C, which tests send
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
@@ -240,4 +239,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C, which tests send
     main()
