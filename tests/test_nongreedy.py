@@ -232,12 +232,15 @@ def test_first_newton_steps_of_validation_rows_are_those_of_training_rows(loss):
     assert np.ptp(steps.batch.weight[:400] / tables.WEIGHTS) > 0.1 or isinstance(loss, losses.Poisson)
 
 
-def test_newton_steps_of_equal_targets_are_0():
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_newton_steps_of_equal_targets_are_0(outputs):
     """As they may be in a bootstrap sample."""
-    rows = Batch(jnp.asarray(tables.X, jnp.float32), jnp.full(400, 3.0), jnp.ones(400))
-    problem = problem_of(recipes.CO2, rows, task=Regression(loss_function=losses.Poisson()))
+    task = Regression(outputs, losses.Poisson())
+    rows = Batch(jnp.asarray(tables.X, jnp.float32), jnp.full((400, *task.shape), 3.0), jnp.ones(400))
+    problem = problem_of(recipes.CO2, rows, task=task)
     steps = run(newton_steps(problem), engine=problem.engine)[0]
-    np.testing.assert_array_equal(steps.batch.y, np.zeros(400))
+    np.testing.assert_array_equal(steps.batch.y, np.zeros((400, *task.shape)))
+    assert steps.task == Regression(outputs)
 
 
 @pytest.mark.slow
