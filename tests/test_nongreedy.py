@@ -243,20 +243,19 @@ def test_newton_steps_of_equal_targets_are_0(outputs):
     assert steps.task == Regression(outputs)
 
 
-@pytest.mark.slow
-def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
+@pytest.mark.parametrize("task", sweeps.quick(["regression", "classification"], ["regression"]))
+def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants(task):
     """Steps too small to move them. Two features are nearly equal, and their difference decides."""
     x, _ = table()
     x = np.column_stack([x[:, 0], x[:, 0] + 0.01 * x[:, 1]])
     still = GREEDY.replace(learning_rate=1e-9, depth=1)
     difference = x[:, 0] - x[:, 1]
-    classes = np.digitize(difference, [-0.005, 0.005])
-    for y, task in ((difference, "regression"), (classes, "classification")):
-        of_ridge, of_features = (fit(still.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
-        weights = np.asarray(of_ridge.model.weights)[0]
-        assert weights[0] == pytest.approx(-weights[1], rel=0.02)
-        assert np.count_nonzero(of_features.model.weights) == 1
-        assert of_ridge.loss < 0.8 * of_features.loss
+    y = difference if task == "regression" else np.digitize(difference, [-0.005, 0.005])
+    of_ridge, of_features = (fit(still.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
+    weights = np.asarray(of_ridge.model.weights)[0]
+    assert weights[0] == pytest.approx(-weights[1], rel=0.02)
+    assert np.count_nonzero(of_features.model.weights) == 1
+    assert of_ridge.loss < 0.8 * of_features.loss
 
 
 @pytest.mark.parametrize("weighted", [False, True])
