@@ -15,7 +15,7 @@ import pytest
 
 import jtrees
 from jtrees import Batch, Classification
-from jtrees.search import checked_values
+from jtrees.search import checked_values, options
 from jtrees.selection.grid import with_options
 from tests import sweeps
 from tests.recipes import RECIPES
@@ -160,6 +160,16 @@ def test_every_option_is_documented_and_checked(name):
         wrong = np.datetime64("2020")  # which is of no kind that an option has
         with pytest.raises(ValueError, match=rf"^{field.name} must "):
             jtrees.fit(recipe.replace(**{field.name: wrong}), X, Y, key=KEY)
+
+
+@pytest.mark.parametrize("make", [jtrees.GET, jtrees.RADDT, jtrees.CO2, jtrees.NonGreedy])
+def test_defaults_of_a_base_are_those_of_the_recipe_alone_or_in_a_sum(make):
+    alone, in_a_sum = make().with_defaults(), make().with_boosting_defaults().with_defaults()
+    assert jtrees.BestOf(make()).with_defaults().base == alone
+    assert jtrees.BestOf(make()).with_boosting_defaults().with_defaults().base == in_a_sum
+    assert alone != in_a_sum
+    base = options.checked(jtrees.Boosted(make())).base
+    jax.tree.map(np.testing.assert_array_equal, base, options.checked(in_a_sum))
 
 
 # The smallest and largest numbers of an option in any recipe, and numbers that every recipe with the option refuses.
