@@ -2,7 +2,8 @@
 
 ``python -m tests.mutants jtrees/search/monitor.py ... --number 6 --seed 0 --out mutants.csv`` tries six faults of each
 module in a copy of the checkout. Each row of the file is one fault. A fault that no test notices is either a missing
-test, or a change with the same results. Without modules, the faults of the file that no test noticed are tried again.
+test, or a change with the same results; a reader may write the reason in place of the test. Without modules, the faults
+of the file that no test noticed are tried again.
 """
 
 import argparse
