@@ -232,6 +232,12 @@ def test_first_newton_steps_of_validation_rows_are_those_of_training_rows(loss):
     assert np.ptp(steps.batch.weight[:400] / tables.WEIGHTS) > 0.1 or isinstance(loss, losses.Poisson)
 
 
+def test_levels_count_the_updates_of_earlier_levels(capsys):
+    jtrees.fit(recipes.CO2, tables.X, tables.Y, key=jax.random.key(0), progress=True)
+    shown = capsys.readouterr().out
+    assert "CO2, level 0: 16 of 16" in shown and "CO2, level 1: 32 of 32" in shown  # 4 epochs of 4 mini-batches
+
+
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_newton_steps_of_equal_targets_are_0(outputs):
     """As they may be in a bootstrap sample."""
