@@ -58,6 +58,8 @@ def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definitio
     expected = both.model.scaling.inverse(plain_outputs(both.model.network, scaled))
     np.testing.assert_allclose(both.predict(X), expected, atol=2e-5)  # float32
     assert both.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(both.model.network.params))
+    size = f"trees={report.base.rounds}, depth=2, features=3"
+    assert repr(both.model) == f"SoftForest({size}, Regression(), parameters={both.model.num_parameters})"
 
 
 def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
