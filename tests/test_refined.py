@@ -1,10 +1,13 @@
 """All trees of a boosted sum trained together."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jtrees
+from jtrees.ensembles.soft_forest import SoftTrees
+from jtrees.leaves import Values
 from tests import oracles, sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam
@@ -42,6 +45,20 @@ def plain_outputs(network, x):
             values = wide(trees.leaves.values[t])
         total += oracles.expected_value(right, values)
     return np.clip(total, wide(network.lower), wide(network.upper))
+
+
+def test_each_of_several_outputs_is_a_sum_of_expected_outputs():
+    draw = lambda *shape: jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+    values, bound = draw(5, 4, 2), jnp.full(2, 2.0)
+    network = SoftTrees(
+        jtrees.ObliqueTree(draw(5, 3, 3), draw(5, 3), Values(values)), draw(2), jnp.float32(3), -bound, bound
+    )
+    outputs = np.asarray(network.outputs(jnp.asarray(X)))
+    assert (abs(outputs) == 2).any() and (abs(outputs) < 2).any()
+    for k in range(2):
+        trees, initial = network.trees.replace(leaves=Values(values[..., k])), network.initial[k]
+        alone = network.replace(trees=trees, initial=initial, lower=-bound[k], upper=bound[k])
+        np.testing.assert_allclose(outputs[:, k], plain_outputs(alone, X), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", sweeps.quick(BASES, ["constant"]))
