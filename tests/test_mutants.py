@@ -49,7 +49,7 @@ def test_the_tests_of_a_module_import_or_name_it_or_its_importers():
     assert "tests/test_recipes.py" in files_of("jtrees/search/monitor.py")
     assert files_of("jtrees/isotonic.py")[0] == "tests/test_isotonic.py"
     assert "tests/test_site.py" not in files_of("jtrees/isotonic.py")
-    assert "tests/test_get.py" in files_of("jtrees/methods/annealed/wide.py", 5)
+    assert "tests/test_get.py" in files_of("jtrees/methods/annealed/result.py", 5)
 
 
 def test_survivors_are_tried_again(tmp_path, monkeypatch):
