@@ -157,7 +157,7 @@ class TreeEstimator(BaseEstimator):
             return np.arange(self.n_features_in_)
         names = list(self.encoder_.schema.columns)
         columns: list[Any] = list(getattr(self, "feature_names_in_", ()))
-        columns = columns if set(names) <= set(columns) else names  # else the columns were found by position
+        columns = columns if set(names) <= set(columns) else names  # else the columns are identified by position
         named = [(columns.index(column.name), column.features) for column in self.encoder_.named_columns]
         return np.repeat(*map(np.array, zip(*named, strict=True)))
 

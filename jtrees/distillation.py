@@ -109,7 +109,7 @@ def distill(
         form of ``x``. It returns numbers, ``(n,)`` or ``(n, k)``; probabilities of the classes, ``(n, K)``; or classes
         0..K-1, ``(n,)``.
       recipe: the recipe of the student, such as ``jtrees.GET(depth=5)``.
-      x: features of rows, as for :func:`jtrees.fit`. No targets are needed.
+      x: features of rows, as for :func:`jtrees.fit`. Targets are optional.
       y: targets of these rows. They only score student and teacher on the held-out rows. In classification, these are
         the teacher's classes (its ``classes_``, if it has them), or probabilities, ``(n, K)``.
       key: random key.

@@ -200,7 +200,7 @@ def _outputs_of(forest: Forest) -> Any:
 
 
 def votes(answers: Any) -> Any:
-    """Returns the one-hot encoded most probable class of each tree, from predictions ``(trees, n, k)``."""
+    """Returns the most probable class of each tree in one-hot encoding, from predictions ``(trees, n, k)``."""
     if answers.ndim < 3:
         raise ValueError('combine must be "mean" or "sum" for trees that predict one number, got "vote"')
     return (answers.argmax(-1)[..., None] == np.arange(answers.shape[-1])).astype(answers.dtype)

@@ -50,7 +50,7 @@ def prune(
         large.
 
     Raises:
-      ValueError: if q does not have the shape of a tree or has values that are not finite. If the penalty is not above
+      ValueError: if q does not have the shape of a tree, or if a value is infinite or NaN. If the penalty is not above
         0. If weights are negative or do not match the samples.
 
     Example:
@@ -208,7 +208,7 @@ def _solve(
 
 
 def _merge_level(q: Array, penalty: Array, weight: Array | None, state: _Merged, depth: Array) -> _Merged:
-    """Returns the state with the roots of one level, from the roots of the levels below."""
+    """Returns the state with the roots of a level, from the roots of the levels below."""
     nodes = q.shape[0]
     node = jnp.arange(nodes, dtype=jnp.int32)
     left, right = jnp.minimum(2 * node + 1, nodes - 1), jnp.minimum(2 * node + 2, nodes - 1)

@@ -258,7 +258,7 @@ def flat_samples(x: Any, features: int) -> Any:
 
 
 def check_finite(name: str, array: Any) -> None:
-    """Checks that an array has no NaN and no infinite values."""
+    """Checks that all values of an array are finite."""
     if is_traced(array):
         return
     bad = ~np.isfinite(np.asarray(array))

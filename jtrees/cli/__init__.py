@@ -11,8 +11,8 @@ from jtrees.cli.parser import parse
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status.
 
-    The status is 0 on success, 2 after an error message of one line, and 130 after Ctrl-C. It is 141 if the reader of
-    the output has gone, which ends no command.
+    The status is 0 on success, 2 after an error message in a single line, and 130 after Ctrl-C. It is 141 if the reader
+    of the output has gone, which ends no command.
     """
     options = parse(arguments)
     with console() as shown:

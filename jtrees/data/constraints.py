@@ -31,8 +31,8 @@ Columns = Sequence[NamedColumn] | None
 def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, ...] | None:
     """Returns the sign of each of the ``features``, 1, -1 or 0; None if all signs are 0.
 
-    ``monotone`` has signs by the name or number of the column, or a sign for each column; ``columns`` are those of a
-    raw table. Raises ``ValueError`` for an unknown column, a column that is not numeric, or an invalid sign.
+    ``monotone`` has signs by the name or number of the column, or a sign for each column; ``columns`` are the columns
+    of a raw table. Raises ``ValueError`` for an unknown column, a column that is not numeric, or an invalid sign.
     """
     if monotone is None:
         return None

@@ -193,8 +193,8 @@ def grown_rounds(
     run: Run, boosted: tuple[State, Rounds], draws: Draws, shared: Any, rows: Any, before: Array, count: Array
 ) -> tuple[tuple[State, Rounds], Array, bool]:
     """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early."""
-    # `boosted` is the state of boosting, and the rounds of this call so far, `before` in number. `draws` are those of
-    # the rounds of this call. `shared` and `rows` are arguments of `grow` of the base, `rows` for all rows.
+    # `boosted` is the state of boosting, and the rounds of this call so far, `before` in number. `draws` are the draws
+    # of the rounds of this call. `shared` and `rows` are arguments of `grow` of the base, `rows` for all rows.
     base = run.recipe.base
 
     def splits_of(number: Array, state: State, _: Rounds) -> tuple[ObliqueTree, Array, Array]:

@@ -95,7 +95,7 @@ class Polished(Wrapper):
 
     async def search(self, problem: Problem) -> Fitted:
         base, data = await self.base.search(problem.replace(recipe=self.base)), problem.data
-        if base.model is None:  # in a larger model, whose leaves replace those of the tree
+        if base.model is None:  # in a larger model, whose leaves replace the leaves of the tree
             return base
         assert base.tree is not None and data is not None
         with problem.restoring():

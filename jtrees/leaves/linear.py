@@ -131,7 +131,7 @@ class Linear:
         sample_weight: Array | None = None,
         narrowing: Narrowing | None = None,
     ) -> tuple["Linear", Array]:
-        """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit.
+        """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of a single fit.
 
         ``narrowing`` is the map to few features, if it is known.
         """

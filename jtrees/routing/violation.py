@@ -17,7 +17,7 @@ def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves .
       scores: split scores, ``(nodes, ...)``.
 
     Example:
-      >>> print(jtrees.routing.path_violations(jnp.array([1.0, -2.0, 0.5])))  # the last leaf is that of hard routing
+      >>> print(jtrees.routing.path_violations(jnp.array([1.0, -2.0, 0.5])))  # hard routing reaches the last leaf
       [1.  3.  0.5 0. ]
     """
     v = jnp.zeros_like(scores[:1])

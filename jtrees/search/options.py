@@ -202,7 +202,7 @@ def _is_known(kind: Any) -> bool:
 
 
 def _alternatives(annotation: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the kinds of values of an annotation, and its words, such as None and those of a ``Literal``."""
+    """Returns the kinds of values of an annotation, and its words, such as None and the words of a ``Literal``."""
     kinds, words = [], []
     for member in get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,):
         if member is types.NoneType or get_origin(member) is Literal:

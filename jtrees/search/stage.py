@@ -16,8 +16,8 @@ class Stage(NamedTuple):
 
     state: DeviceValue  # the state, on the device
     losses: np.ndarray  # the loss of each update, (updates,)
-    # The loss at each evaluation, (evaluations,). A part without an update is not evaluated; the loss is infinite
-    # if no part was.
+    # The loss at each evaluation, (evaluations,). Only parts with an update are evaluated. If there is no such part,
+    # the loss is infinite.
     evaluations: np.ndarray
 
 

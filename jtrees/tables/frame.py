@@ -280,7 +280,7 @@ _SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text'
 def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
     """Returns the requested kinds by column.
 
-    Raises ``ValueError`` for an unknown column or kind, or for two kinds of one.
+    Raises ``ValueError`` for an unknown column or kind, or for two kinds of a column.
     """
     if not isinstance(columns, Mapping | None):
         raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")

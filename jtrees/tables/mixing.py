@@ -23,7 +23,7 @@ class OriginalRows:
     def from_table(cls, x: Any) -> "OriginalRows":
         """Returns the rows of a checked table.
 
-        Raises ``ValueError`` for no rows, or an array that is not a numeric matrix.
+        Raises ``ValueError`` if there are no rows, or if the array is not a numeric matrix.
         """
         if not hasattr(x, "columns") or isinstance(x, np.ndarray):
             return cls(np.asarray(checks.check_x(x, finite=False)))

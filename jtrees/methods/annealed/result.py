@@ -60,8 +60,8 @@ def best_tree(
     narrowing: Narrowing | None = None,
 ) -> Fitted:
     """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15)."""
-    # `results` are those of the short and the long stages of each start. `best_cart` is the number of the CART tree
-    # that beats all starts, or -1. `narrowing` is the map to the few features that the trees split, or None.
+    # `results` are the results of the short and the long stages of each start. `best_cart` is the number of the CART
+    # tree that beats all starts, or -1. `narrowing` is the map to the few features that the trees split, or None.
     recipe = problem.recipe
     pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
     best, result = min(pairs, key=lambda pair: pair[1].score)

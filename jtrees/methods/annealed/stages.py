@@ -38,7 +38,7 @@ class StartResult(NamedTuple):
     scores: np.ndarray  # best score of each stage, (stages,)
     steps: np.ndarray  # number of the update with the best score of each stage, (stages,)
     losses: np.ndarray  # loss of each update, (updates,)
-    matrix: np.ndarray | None  # the matrix that maps the features to those of the splits, or None
+    matrix: np.ndarray | None  # the matrix that maps the features to the features of the splits, or None
 
     @property
     def finite(self) -> bool:

@@ -100,8 +100,8 @@ def _move_rows(
         if len(current) == 2:
             gradient = _with_penalty(gradient[0], current[0], l2), gradient[1]
         moved, mean, square = adam_step(gradient, mean, square, state.count, rate)
-        # A repeated row has no gradient left, and is not updated. The zeros are computed from the gradient to save a
-        # copy of it: they can only be written after the gradient is read.
+        # A repeated row has no further gradient. So it is updated only once. The zeros are computed from the gradient
+        # to save a copy of it: they can only be written after the gradient is read.
         zeros = jax.tree.map(lambda g: g - g, gradient)
         new = jax.tree.map(jnp.add, current, moved), zeros, mean, square
         return jax.tree.map(lambda a, rows_now: a.at[rows].set(rows_now, mode="drop"), arrays, new)
