@@ -5,6 +5,7 @@ process of this environment fits and keeps all networks of a study. It reads req
 answers to its standard output, both pickled.
 """
 
+import atexit
 import functools
 import os
 from pathlib import Path
@@ -68,6 +69,7 @@ def _process() -> Any:
     command = [PYTHON, "-W", "ignore", "-c", "from experiments import networks; networks.serve()"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment)
+    atexit.register(process.communicate)  # ends it
     pickle.load(process.stdout)  # type: ignore[arg-type]
     return process
 
