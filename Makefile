@@ -74,7 +74,7 @@ wheel: .venv/ready         ## the wheel: built, installed without extras into a 
 # The published programs that benchmarks run beside ours. get-oblique pins old versions that clash with ours, hence
 # --no-deps; torch is the release that it was measured with (a build for CPUs is enough).
 peers: .venv/ready         ## what benchmarks compare with
-	$(BIN)/python -m pip install --quiet "torch==2.13.0" h5py pandas xgboost lightgbm catboost optuna vowpalwabbit cvxpylayers diffcp
+	$(BIN)/python -m pip install --quiet "torch==2.13.0" h5py pandas xgboost lightgbm catboost optuna vowpalwabbit
 	$(BIN)/python -m pip install --quiet --no-deps get-oblique
 
 networks: export PIP_CONSTRAINT :=

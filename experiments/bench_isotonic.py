@@ -3,8 +3,8 @@
 python -m experiments.bench_isotonic [--repeats 31] [--write]
 
 ``traversed`` q comes from random linear splits. ``uniform`` and ``rising`` q are arbitrary; in ``rising``, deeper nodes
-have larger q, and nodes merge. cvxpylayers is timed too if it is installed (``make peers``). The floor is the time of
-the solver's passes over q in a plain loop. Each pass is a subtraction, a comparison and two sums per entry.
+have larger q, and nodes merge. The floor is the time of the solver's passes over q in a plain loop. Each pass is a
+subtraction, a comparison and two sums per entry.
 """
 
 from typing import Any
@@ -21,7 +21,6 @@ SIZES = ((128, 4), (512, 6), (512, 8), (4096, 6), (4096, 8))
 # this run. Arbitrary q takes about 1.5 times as long.
 AUTHORS = {(128, 4): 1.1, (512, 6): 6.1, (512, 8): 21.0, (4096, 6): 25.0, (4096, 8): 102.0}
 PENALTY = 1.0
-AGAINST_CVXPY = (100, 3)
 
 
 def inputs(kind: str, n: int, depth: int) -> jax.Array:
@@ -53,26 +52,6 @@ def ten_passes(q: jax.Array, level: jax.Array) -> Any:
     return jax.lax.scan(step, level, length=10)[0]
 
 
-def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float], float]:
-    """Returns forward seconds, forward and backward seconds, and the error of the same problem in cvxpylayers."""
-    import cvxpy as cp  # type: ignore[import-not-found]
-    from cvxpylayers.torch import CvxpyLayer  # type: ignore[import-not-found]
-    import torch  # type: ignore[import-not-found]
-
-    nodes, n = q.shape
-    a, z, raised = cp.Variable(nodes), cp.Variable((nodes, n)), cp.Parameter((nodes, n))
-    below = cp.reshape(a, (nodes, 1), order="C") @ np.ones((1, n))
-    constraints: list[Any] = [z >= 0, z <= below, a >= 0, a <= 1, a[1:] <= a[(np.arange(1, nodes) - 1) // 2]]
-    objective = cp.Minimize(PENALTY / 2 * cp.sum_squares(a) + cp.sum_squares(z - raised) / 2)
-    layer = CvxpyLayer(cp.Problem(objective, constraints), parameters=[raised], variables=[a, z])
-    inputs = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)
-    forward = lambda: layer(inputs)[0]
-    both_passes = lambda: forward().sum().backward()
-    error = float(np.abs(forward().detach().numpy() - in_double_precision(q)).max())
-    both_passes()
-    return benchmark.seconds(forward, repeats), benchmark.seconds(both_passes, repeats), error
-
-
 def in_double_precision(q: Any) -> np.ndarray:
     """Returns the solution in float64. The tests compare the solver with sequential pooling."""
     with jax.enable_x64(True):
@@ -100,21 +79,6 @@ def case(n: int, depth: int, kind: str, repeats: int) -> list[Any]:
     return [*row, f"{exact:.0e}"]
 
 
-def against_cvxpylayers(repeats: int) -> str:
-    """Returns a sentence that compares with cvxpylayers."""
-    if not benchmark.installed("cvxpylayers"):
-        return "cvxpylayers is not installed (`make peers`): not measured.\n"
-    n, depth = AGAINST_CVXPY
-    q, spread, ratio = inputs("uniform", n, depth), benchmark.spread, benchmark.ratio
-    forward_times, full = times(repeats, forward_only=(forward, q), full=(value_and_gradient, q, jnp.ones(len(q))))
-    theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
-    return (
-        f"At n = {n}, depth {depth}: forward {spread(forward_times)} ms, cvxpylayers {spread(theirs)} ms, ratio "
-        f"{ratio(theirs, forward_times, 0)}; with backward {spread(full)} ms, {spread(theirs_full)} ms, ratio "
-        f"{ratio(theirs_full, full, 0)} (its largest error: {error:.0e}).\n"
-    )
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Prints and writes the table."""
     options = benchmark.parse("bench_isotonic", __doc__, arguments, repeats=31)
@@ -126,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     notes = (
         "float32. Passes: the number of reads of all of q; reads of some rows count as fractions. The authors' figures "
         "were reported to us for their compiled solver; they are not from this run. Error: the largest difference from "
-        f"the solution in float64.\n\n{against_cvxpylayers(options.repeats)}"
+        "the solution in float64.\n"
     )
     benchmark.write(options, table, notes)
 

@@ -52,7 +52,7 @@ def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtr
     state = jtrees.training.start(ensemble, data, key=jax.random.key(0), optimizer=optimizer)
     once = jtrees.training.step.one_step(ensemble, data, optimizer, batch_size=BATCH)
     updates = ROWS // BATCH * EPOCHS
-    return state, jax.jit(lambda state, steps: jtrees.training.loop.advance_up_to(once, state, steps, updates))
+    return state, jax.jit(lambda state, steps: jtrees.training.loop.advance_up_to(once, state, steps, length=updates))
 
 
 @cache

@@ -10,7 +10,7 @@ import pandas as pd
 from sklearn.model_selection import train_test_split
 
 from jtrees.cli.files import DataError as DataError, one_line
-from jtrees.cli.tables import LabelledTable, beyond_float32
+from jtrees.cli.tables import LabelledTable
 
 # kin8nm: the distance of the end of a simulated robot arm from a target, by the angles of its eight joints. It has 8192
 # rows, is strongly nonlinear and has some noise. It comes from the DELVE repository of the University of Toronto and is
@@ -144,7 +144,8 @@ def _from_npz(file: Path) -> Table:
     if x.ndim != 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf":
         raise DataError(f"{file.name} must hold numbers X (n, p) and y (n,), got shapes {x.shape} and {y.shape}")
     for name, values in (("X", x), ("y", y)):
-        if len(far := beyond_float32(values)):
+        wide = values.astype(np.float64)
+        if len(far := wide[np.isfinite(wide) & (np.abs(wide) > np.finfo(np.float32).max)]):
             raise DataError(f"{name} of {file.name} must be within the range of float32, got {far[0]:.6g}")
     y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
     names = COLUMNS.get(file.stem, [])

@@ -55,7 +55,7 @@ LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Bo
 WITHOUT = {f"{name}-no-ridge": RECIPES[name].replace(ridge=False) for name in ("GET", "CO2", "NonGreedy")}
 PARTS = ("baselines", *RECIPES, *WITHOUT)
 ROWS = 3000  # upper limit of the training rows, and of the test rows
-BEHIND, OVERFIT = 2, 5  # points
+BEHIND = 2  # points
 
 
 def made_table(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -168,37 +168,16 @@ class Compared(NamedTuple):
       train: mean training score of the recipe.
       baseline: name of the better baseline; empty if there is none yet.
       score: mean test score of that baseline.
-      endings: number of fits by the way in which they ended.
-      warned: number of fits that gave a warning.
     """
 
     test: float
     train: float
     baseline: str
     score: float
-    endings: Counter
-    warned: int
 
     def is_behind(self) -> bool:
         """Whether the recipe is more than two points behind."""
         return self.baseline != "" and self.score - self.test > BEHIND
-
-    def overfits(self) -> bool:
-        """Whether the training score is more than five points above the test score."""
-        return self.train - self.test > OVERFIT
-
-    def underfits(self) -> bool:
-        """Whether the training score is below the test score of the baseline."""
-        return self.train < self.score
-
-    def reason(self) -> str:
-        """Returns a text on why the recipe is behind, by the training score and the fits."""
-        fits = self.endings.total()
-        names = [text for text, holds in (("overfits", self.overfits()), ("underfits", self.underfits())) if holds]
-        notes = [f"{count} of {fits} ended by {how}" for how, count in self.endings.items() if how != "finished"]
-        notes += [f"{self.warned} of {fits} warned"] if self.warned else []
-        text = f"training score {self.train:.1f}: {' and '.join(names) or 'neither overfits nor underfits'}"
-        return text + (f"; of its fits {', '.join(notes)}" if notes else "")
 
 
 def mean(values: list[dict[str, Any]], key: str) -> float:
@@ -219,9 +198,7 @@ def compared(results: studies.Results, part: str, name: str) -> Compared | None:
         if baselines.keys() >= set(seeds)
     }
     best = max(baseline_means, key=lambda baseline: baseline_means[baseline], default="")
-    endings, warned = Counter(value["ended"] for value in values), sum(bool(value["warnings"]) for value in values)
-    best_score = baseline_means.get(best, np.nan)
-    return Compared(mean(values, "test"), mean(values, "train"), best, best_score, endings, warned)
+    return Compared(mean(values, "test"), mean(values, "train"), best, baseline_means.get(best, np.nan))
 
 
 def task_report(results: studies.Results, task: str) -> str:
@@ -254,24 +231,15 @@ def task_report(results: studies.Results, task: str) -> str:
 
 
 def behind_list(entries: list[tuple[str, str, Compared]]) -> str:
-    """Returns the list of the recipes that are behind, with the reasons."""
+    """Returns the list of the recipes that are behind."""
     behind = [entry for entry in entries if entry[2].is_behind()]
-    title = f"### More than two points behind: {len(behind)} of the {len(entries)} cells that have baselines"
-    if not behind:
-        return title
-    how_many = lambda test: sum(bool(test(cell)) for _, _, cell in behind)
-    counts = (
-        f"{how_many(Compared.overfits)} overfit: the training score is more than five points above the test score. "
-        f"{how_many(Compared.underfits)} underfit: the training score is below the test score of the baseline. "
-        f"`max_seconds` ended a fit in {how_many(lambda cell: cell.endings['max_seconds'])} of them."
-    )
-    recipe_counts = Counter(method for _, method, _ in behind)
-    recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in recipe_counts.most_common())}."
+    counts = ", ".join(f"{method} {count}" for method, count in Counter(name for _, name, _ in behind).most_common())
     lines = [
-        f"- {name}, {method}: {cell.test:.1f}, {cell.baseline} {cell.score:.1f}; {cell.reason()}."
+        f"- {name}, {method}: {cell.test:.1f}, {cell.baseline} {cell.score:.1f}; training score {cell.train:.1f}."
         for name, method, cell in behind
     ]
-    return "\n".join([title, "", f"{counts} {recipes}", "", *lines])
+    title = f"### More than two points behind: {len(behind)} of the {len(entries)} cells that have baselines"
+    return "\n".join([title, *(["", f"By recipe: {counts}.", ""] if behind else []), *lines])
 
 
 def ridge_report(results: studies.Results) -> str:

@@ -1,4 +1,4 @@
-"""DGT's tables: trees (1 and 2), forests (4) and ablations (7), beside DTSemNet, CART, a linear model, XGBoost and PAT.
+"""DGT's tables: trees (1 and 2), forests (4) and ablations (7), beside DTSemNet, CART, a linear model and XGBoost.
 
 python -m experiments.paper_dgt --data-dir DATA [--seeds 10] [--datasets pendigits ...] [--parts trees ...]
 
@@ -28,11 +28,9 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data, studies
 from experiments.studies import spread
 import jtrees
-from jtrees import losses, ops, routing, training
+from jtrees import ops, routing, training
 from jtrees.data import Scaling, Table
-from jtrees.data.table import bucket
-from jtrees.search import Schedule
-from jtrees.tasks import Regression, Task
+from jtrees.tasks import Regression
 
 SHUFFLES = "abalone_dgt"
 CPU_ACT_TRAIN = 0.6  # share of the rows, at random: the paper's 3932 training rows, and the fifth for its validation
@@ -141,8 +139,8 @@ def chosen(name: str, split: Split, make: Callable[..., Any] = recipe, grid: Any
     how: Any = {"grid": grid, "validation": 1 / 6, "task": task(name)}
     tune = lambda i: jtrees.tune(make(name, epochs=epochs), *split[:2], key=jax.random.key(1000 + i), **how)
     trials = [tune(i).report.tuning.trials for i in range(keys)]
-    losses = np.mean([[trial.loss for trial in key_trials] for key_trials in trials], axis=0)
-    return trials[0][int(np.argmin(losses))].options
+    mean = np.mean([[trial.loss for trial in key_trials] for key_trials in trials], axis=0)
+    return trials[0][int(np.argmin(mean))].options
 
 
 def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
@@ -212,45 +210,6 @@ def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     return {"options": options, "test": test, "boosted": boosted}
 
 
-def pat(depth: int, slope: training.Number, *, task: Task = Regression()) -> jtrees.Method:
-    """Returns the probabilistic annealed tree, the paper's baseline: product form, sigmoids with a growing slope.
-
-    The loss is the loss of the mean over the leaves, by the product of sigmoids. The score is the loss of the hard
-    tree. Parameters and hardening are the same as in DGT without over-parameterisation. ``slope``, a number or a
-    schedule, multiplies the scores. The paper's schedules are ``optax.linear_schedule(low, high, steps)`` and,
-    logarithmic, ``optax.exponential_decay(low, steps, high / low)``, with low and high from 1..100 to 10..10000.
-    """
-
-    def loss(params: Any, batch: jtrees.Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        tree, (x, y, weight) = params.tree(), batch
-        steepness = training.at_step(slope, step)
-        soft = ops.soft(steepness * tree.weights, steepness * tree.bias, tree.leaves.values, x)
-        hard = tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
-        mean = lambda outputs: losses.weighted_mean(task.loss(outputs, y), weight)
-        return mean(soft), mean(hard)
-
-    return jtrees.methods.dgt(depth, task=task)._replace(loss=loss)
-
-
-def annealed(name: str, rows: int) -> jtrees.FromMethod:
-    """Returns PAT as a recipe for a number of rows: the logarithm of the slope grows evenly, from 1 to 100."""
-    depth, epochs = SETS[name].depth, SETS[name].epochs
-    slope = optax.exponential_decay(1.0, Schedule.of(bucket(rows), epochs, BATCH).steps, 100.0)
-    options: Any = {"rule": training.rmsprop, "epochs": epochs, "batch_size": BATCH}
-    return jtrees.FromMethod(make=partial(pat, depth, slope), **options)
-
-
-def pat_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
-    """Measures the product-form baseline of Tables 1 and 2, untuned."""
-    out: dict[str, list[float]] = {"test": [], "train": []}
-    for split in parts:
-        for seed in range(seeds):
-            test, train = result(annealed(name, len(split[0])), name, split, seed)[1]
-            out["test"].append(test)
-            out["train"].append(train)
-    return out
-
-
 def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
     """Returns DGT for regression, or DGT with one of its parts replaced (Table 7)."""
     form, quantiser, layers = (part.strip() for part in kind.split(","))
@@ -303,7 +262,6 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 PARTS = {
     "trees": trees_part,
     "networks": networks_part,
-    "pat": pat_part,
     "forests": forests_part,
     "ablations": ablations_part,
 }
@@ -311,7 +269,7 @@ PARTS = {
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """Returns no settings; None for forests of classes, and for ablations on other sets than the paper's."""
-    has = part in ("trees", "networks", "pat") or name in (ABLATED if part == "ablations" else REGRESSION)
+    has = part in ("trees", "networks") or name in (ABLATED if part == "ablations" else REGRESSION)
     return {} if has else None
 
 
@@ -361,9 +319,6 @@ def report(results: studies.Results, command: str) -> str:
             "leaves are linear. The figures in brackets are those of its own paper.\n\n"
             + benchmark.markdown(header, rows)
         )
-    if annealed_trees := results.select("pat").rows:
-        rows = [[row.dataset, spread(row.value["test"]), spread(row.value["train"])] for row in annealed_trees]
-        text.append("## PAT, untuned\n\n" + benchmark.markdown(["set", "PAT, test", "PAT, training"], rows))
     if forests := results.select("forests").rows:
         rows = [
             [row.dataset, spread(row.value["test"]) + figure(SETS[row.dataset].forest), spread(row.value["boosted"])]

@@ -13,13 +13,10 @@ the MLP hold out a tenth of them to choose the epoch. Test rows choose nothing.
 
 import argparse
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
-from matplotlib.figure import Figure
 import numpy as np
 import optax
 from scipy.cluster.hierarchy import linkage
@@ -36,10 +33,9 @@ from experiments import benchmark, data, studies
 from experiments.studies import percent, spread
 import jtrees
 from jtrees import routing
-from jtrees.data import Scaling, Table
 from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import network_of
-from jtrees.tasks import Classification, Regression
+from jtrees.tasks import Regression
 
 SETS = {  # passes over the data
     "cpu-act": 100,
@@ -56,7 +52,7 @@ PENALTY = 0.1
 CLUSTERING = ((4, 5, 6), (0.1, 1.25), (0.001, 0.01))  # depth, penalty, learning rate
 METHODS = ("LatentTree", "hierarchical k-means", "BIRCH")  # methods of clustering
 PURITY = {"LatentTree": (0.468, 0.028), "hierarchical k-means": (0.508, 0.008), "BIRCH": (0.429, 0.013)}  # Table 3
-ONLY = {"clustering": ("glass",), "pruning": ("glass",), "optimisers": ("kin8nm", "spambase")}  # sets of the parts
+ONLY = {"clustering": ("glass",), "pruning": ("glass",)}  # sets of the parts
 PRUNED = ("batches of 8", "all rows")  # what the pruning is solved on
 PENALTIES, PRUNING_DEPTH, PRUNING_BATCH, PRUNING_EPOCHS = (1.0, 10.0, 100.0), 6, 8, 60
 
@@ -180,6 +176,33 @@ def birch(x: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return turned[clusters.predict(new)], renumbered
 
 
+def dendrogram_purity(leaves: np.ndarray, labels: np.ndarray, parent: Any = None) -> float:
+    """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005), between 0 and 1.
+
+    For a pair of samples of one class, take the samples below their lowest common ancestor, and the fraction of that
+    class among these samples. The purity is the mean of this fraction over all such pairs. The pairs that meet at a
+    node are the pairs below it without the pairs below its children.
+
+    Args:
+      leaves: leaf of each sample of a perfect binary tree, from 0; with ``parent``, the node of each sample.
+      labels: class of each sample.
+      parent: parent of each node of an arbitrary tree, -1 for the root. Parents come before their children.
+    """
+    if parent is None:
+        inner = 2 ** int(leaves.max()).bit_length() - 1
+        leaves, parent = leaves + inner, (np.arange(2 * inner + 1) - 1) // 2
+    classes, class_index = np.unique(labels, return_inverse=True)
+    below = np.zeros((len(parent), len(classes)))
+    np.add.at(below, (leaves, class_index), 1)
+    for node in range(len(parent) - 1, 0, -1):
+        below[parent[node]] += below[node]
+    pairs = below * (below - 1) / 2
+    meet = pairs.copy()
+    np.subtract.at(meet, parent[1:], pairs[1:])
+    size = below.sum(1, keepdims=True)
+    return float((meet * below / np.maximum(size, 1)).sum() / meet.sum())
+
+
 def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     """Returns dendrogram purity on test rows and on all rows; the trees predict refractive index and sodium."""
     table = data.load(name, data_dir=data_dir)
@@ -201,7 +224,7 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
         for method, leaves in ends.items():
             above = parent if method == "BIRCH" else None
             for label, index in (("test", test), ("all", np.arange(len(table.x)))):
-                purity = jtrees.methods.dendrogram_purity(leaves[index], table.y[index], parent=above)
+                purity = dendrogram_purity(leaves[index], table.y[index], above)
                 out[f"{method}, {label}"].append(purity)
     return {"chosen": picked, **out}
 
@@ -238,79 +261,18 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     return out
 
 
-class QHAdamState(NamedTuple):
-    """Moments of the gradient, and the number of updates."""
-
-    count: Array
-    mean: Any
-    square: Any
-
-
-def qhadam(learning_rate: float) -> optax.GradientTransformation:
-    """Quasi-hyperbolic Adam (Ma & Yarats, "Quasi-hyperbolic momentum and Adam for deep learning", ICLR 2019).
-
-    The step is nu times the momentum plus 1 - nu times the gradient. Its second moment has the same form with the
-    squared gradient and another nu. The constants are LatentTree's.
-    """
-    nus, betas, eps = (0.7, 1.0), (0.995, 0.998), 1e-8
-
-    def init(params: Any) -> QHAdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return QHAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, QHAdamState]:
-        count = state.count + 1
-
-        def moment(old: Array, new: Array, beta: float, nu: float) -> tuple[Array, Array]:
-            """Returns the moment, and the weighted mean of the bias-corrected moment and the new value."""
-            average = beta * old + (1 - beta) * new
-            bias = 1 - jnp.asarray(beta, old.dtype) ** count.astype(old.dtype)
-            return average, (1 - nu) * new + nu * average / bias
-
-        def update_leaf(g: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
-            mean, step = moment(mean, g, betas[0], nus[0])
-            square, size = moment(square, g * g, betas[1], nus[1])
-            return step / (jnp.sqrt(size) + eps), mean, square
-
-        parts = jax.tree.map(update_leaf, updates, state.mean, state.square)
-        step, mean, square = jax.tree.transpose(jax.tree.structure(updates), jax.tree.structure((0, 0, 0)), parts)
-        return step, QHAdamState(count, mean, square)
-
-    return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
-
-
-def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
-    """Returns the validation losses with QHAdam and with Adam, all other options equal."""
-    out: dict[str, Any] = {"QHAdam": [], "Adam": []}
-    for seed in range(seeds):
-        (x, y, x_new, y_new), _, classes = parts_of(name, seed, data_dir)
-        task = Classification(int(y.max()) + 1) if classes else Regression()
-        scaling = Scaling.fit(Table(x, y if classes else y.astype(np.float64), None, task))
-        batch, validation = (
-            jtrees.Batch(jnp.asarray(scaling.transform(a)), jnp.asarray(scaling.transform_y(b)))
-            for a, b in ((x, y), (x_new, y_new))
-        )
-        method = jtrees.methods.latent(4, 0.1, task=task)
-        for label, optimizer in (("QHAdam", qhadam(0.01)), ("Adam", optax.adam(0.01))):
-            train = partial(jtrees.train, method, optimizer=optimizer, steps=50 * (len(x) // 128), batch_size=128)
-            params = jax.jit(lambda key, train=train, batch=batch: train(batch, key=key).params)(jax.random.key(seed))
-            out[label].append(float(method.loss(params, validation, key=jax.random.key(0), step=0)[0]))
-    return out
-
-
-PARTS = {"tables": tables_part, "clustering": clustering_part, "pruning": pruning_part, "optimisers": optimisers_part}
+PARTS = {"tables": tables_part, "clustering": clustering_part, "pruning": pruning_part}
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """Returns the settings of a part; None if the set does not have the part."""
     if name not in ONLY.get(part, (name,)) or (part == "tables" and name == "glass"):
         return None
-    values: dict[str, dict[str, Any]] = {
+    return {
         "tables": {"epochs": SETS.get(name, 20), "grid": GRID, "penalty": PENALTY},
         "clustering": {"grid": CLUSTERING},
         "pruning": {"lambdas": PENALTIES, "epochs": PRUNING_EPOCHS},
-    }
-    return values.get(part, {})
+    }[part]
 
 
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -369,30 +331,10 @@ def report(results: studies.Results, command: str) -> str:
             "node is active if any sample has q > -1/2 in it. More samples therefore activate more nodes.\n\n"
             + benchmark.markdown(["solved on", "lambda", *(f"epoch {i}" for i in (0, 5, 10, 20, 40, 59))], rows)
         )
-    if optimisers := results.select("optimisers").rows:
-        rows = [[row.dataset, *(spread(row.value[name], 5) for name in ("QHAdam", "Adam"))] for row in optimisers]
-        text.append("## Validation loss by optimiser\n\n" + benchmark.markdown(["set", "QHAdam", "Adam"], rows))
     return "\n".join(text)
 
 
-def figure(results: studies.Results, file: Path) -> None:
-    """Draws active nodes against epochs, one line per penalty."""
-    for row in results.select("pruning").rows:
-        drawing = Figure(figsize=(5 * len(PRUNED), 3.5), layout="tight")
-        axes = drawing.subplots(1, len(PRUNED), sharey=True)
-        for axis, label in zip(axes, PRUNED, strict=True):
-            for penalty, per_seed in zip(PENALTIES, np.asarray(row.value[label]), strict=True):
-                epochs = np.arange(per_seed.shape[1])
-                (line,) = axis.plot(epochs, per_seed.mean(0), label=f"$\\lambda$ = {penalty:.0f}")
-                axis.fill_between(epochs, per_seed.min(0), per_seed.max(0), color=line.get_color(), alpha=0.2)
-            axis.set(xlabel="epoch", ylabel="active nodes, %", title=label)
-        axes[0].legend()
-        drawing.savefig(file, dpi=100)
-
-
-STUDY = studies.Study(
-    *("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, measure, report, settings), together=True, figure=figure
-)
+STUDY = studies.Study("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, measure, report, settings, together=True)
 
 if __name__ == "__main__":
     studies.program(STUDY)

@@ -1,4 +1,4 @@
-"""The papers' figures beside ours, set by set, on the data that we have; and thirty trees beside their rivals.
+"""The papers' figures beside ours, set by set, on the data that we have.
 
 python -m experiments.records [--write]
 
@@ -18,7 +18,6 @@ from experiments import (
     benchmark,
     paper_bandit,
     paper_dgt,
-    paper_forest,
     paper_get,
     paper_latent,
     paper_nongreedy,
@@ -27,7 +26,7 @@ from experiments import (
 )
 
 ROOM = 0.5  # points that a single run may be behind
-MODULES = (paper_get, paper_dgt, paper_bandit, paper_nongreedy, paper_latent, paper_tel, paper_forest)
+MODULES = (paper_get, paper_dgt, paper_bandit, paper_nongreedy, paper_latent, paper_tel)
 RMSE, RMSE_E4, R2, ACCURACY, AUC, LOSS = "RMSE", "RMSE x 1e4", "R², %", "accuracy, %", "AUC, %", "log loss"
 LOWER = (RMSE, RMSE_E4, LOSS)  # metrics for which lower is better
 
@@ -357,29 +356,6 @@ def counted(rows: list[PaperFigure]) -> str:
     return f"{text}; {lacking} not run." if lacking else f"{text}."
 
 
-def rivals(results: Results) -> str:
-    """Returns the section on forests, boosted trees and one tree beside boosting packages and a random forest."""
-    forests, rows = results.studies_by_name["paper_forest"], []
-    for name in paper_forest.SETS:
-        row, runs = [name], 0
-        for part in paper_forest.PARTS:
-            values = forests.values(part, name)
-            runs = max(runs, len(values))
-            size = f" ({np.median([value['numbers'] for value in values]):,.0f})" if values else ""
-            row.append(studies.spread([value["test"] for value in values]) + size)
-        best, _ = PUBLISHED.get((name, R2), (None, ""))
-        rows.append([*row, str(runs), "-" if best is None else str(best)])
-    table = benchmark.markdown(["set", *paper_forest.TITLES.values(), "splits", "best published"], rows)
-    lines = paper_forest.differences(forests, paper_forest.SETS)
-    about = (
-        "Test R² in per cent, mean and standard deviation over random splits (75/25), the same for all methods. "
-        "Numbers in the model are in brackets; `-` stands for no result. `paper_forest.md` has the tuning and the "
-        f"seconds. This command makes missing results: {command('paper_forest', 'PART', 'SET')}. A method may have "
-        "fewer splits than the column says."
-    )
-    return f"## The strongest rivals\n\n{about}\n\n{table}\n" + "\n".join(lines) + "\n"
-
-
 def page(folder: Path) -> str:
     """Returns the whole page, from the rows in a folder of results."""
     results = Results.read(folder)
@@ -403,7 +379,7 @@ def page(folder: Path) -> str:
         rows = sorted(rows_of(results), key=lambda row: row.table)
         table = benchmark.markdown(HEADER, [row.cells() for row in rows])
         text.append(f"## {paper}\n\n{note}\n\n{table}\n{counted(rows)}\n")
-    return "\n".join([*text, rivals(results)])
+    return "\n".join(text)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -46,9 +46,9 @@ class TreeEstimator(BaseEstimator):
     max_seconds: float | None
     progress: bool
 
-    def __init__(self, **parameters: Any):
-        # scikit-learn reads the names of the parameters from the signature of the estimator itself.
-        vars(self).update(parameters)
+    def _store(self, parameters: Mapping[str, Any]) -> None:
+        """Sets the parameters of ``__init__``, whose names scikit-learn reads from the signature of the estimator."""
+        vars(self).update({name: value for name, value in dict(parameters).items() if name != "self"})
 
     # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
 
@@ -57,7 +57,7 @@ class TreeEstimator(BaseEstimator):
         return super().get_params(deep=False) | (_options("recipe", self._recipe()) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
-        """Sets parameters by name. Options of the recipe are named like ``recipe__depth``.
+        """Sets parameters by name; options of the recipe are named like ``recipe__depth``.
 
         Raises:
           ValueError: for an unknown name.
@@ -90,7 +90,7 @@ class TreeEstimator(BaseEstimator):
 
     # --- Fitting -----------------------------------------------------------------------------------------------------
 
-    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray, groups: np.ndarray | None) -> None:
+    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
         recipe = self._recipe(len(x))
@@ -105,10 +105,8 @@ class TreeEstimator(BaseEstimator):
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options["monotone"] = self.monotonic_cst
-        if groups is not None and self.validation_fraction is None:
-            raise ValueError("validation_groups needs validation_fraction, got None")
         if self.validation_fraction is not None:
-            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y), groups)
+            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y))
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
@@ -168,9 +166,8 @@ class TreeEstimator(BaseEstimator):
         """How much the prediction depends on each column of X, ``(n_features_in_,)``, with the sum 1.
 
         The importance of a column is the mean absolute change of the prediction when its values are shuffled, on at
-        most 1000 training rows: see :func:`jtrees.explain.importances`. The rows are in memory, but not in files and
-        pickles, which hold the importances. scikit-learn's :func:`~sklearn.inspection.permutation_importance` computes
-        the importance for a score.
+        most 1000 training rows. The rows are in memory, but not in files and pickles, which hold the importances.
+        scikit-learn's :func:`~sklearn.inspection.permutation_importance` computes the importance for a score.
         """
         check_is_fitted(self)
         if self._importances is None:
@@ -344,20 +341,10 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return options
 
 
-def positive_rows(
-    x: Any, y: np.ndarray, sample_weight: Any, groups: Any
-) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Returns the rows of positive weight, their targets, their weights and their groups.
-
-    Raises:
-      ValueError: for invalid weights, or if there is not one group for each row.
-    """
-    if groups is not None:
-        groups = np.asarray(groups)
-        if groups.shape != (len(x),):
-            raise ValueError(f"validation_groups must be one label a row, ({len(x)},), got shape {groups.shape}")
+def positive_rows(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Returns the rows of positive weight, their targets and their weights; raises an error for invalid weights."""
     if sample_weight is None:
-        return x, y, np.ones(len(x)), groups
+        return x, y, np.ones(len(x))
     weight = checks.relative_weight(sample_weight, len(x))
     used = weight > 0
-    return x[used], y[used], weight[used], None if groups is None else groups[used]
+    return x[used], y[used], weight[used]

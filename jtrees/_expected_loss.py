@@ -14,18 +14,12 @@ from jtrees.routing.soft import leaf_weights
 import pallas_kernels as kernels
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def expected(leaf_losses, route, how, *operands):
-    """Returns the expected loss of a soft tree, and the leaf of each sample: see :func:`jtrees.ops.expected_loss`.
-
-    Args:
-      leaf_losses: function that computes the losses of the leaves, or None.
-      route: the routing.
-      how: XLA or a kernel, as chosen by :func:`jtrees._implementations.choose`.
-      *operands: weights, bias, leaves, x, y, and the share of each sample.
-    """
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def expected(route, how, *operands):
+    """Returns the expected loss of a soft tree, and the leaf of each sample: see :func:`jtrees.ops.expected_loss`."""
+    # `how` is the choice of `choose`. The operands are weights, bias, leaves, x, y, and the share of each sample.
     # The compiler removes the unused gradient. A kernel computes it nevertheless.
-    (loss, _), leaf = _visited(leaf_losses, route, how, *operands)
+    (loss, _), leaf = _visited(route, how, *operands)
     return loss, leaf
 
 
@@ -39,28 +33,23 @@ def expected(leaf_losses, route, how, *operands):
 # of slices and additions for every consumer. (2) Each level is multiplied with x separately, because joining the levels
 # first costs more than the products. (3) Value, gradient and hard routing share one visit: the forward rule computes
 # the gradient, and the backward rule only scales it.
-def _forward(leaf_losses, route, how, *arguments):
+def _forward(route, how, *arguments):
     operands = jax.tree.map(lambda argument: argument.value, arguments)
-    (loss, gradient), leaf = _visited(leaf_losses, route, how, *operands)
+    (loss, gradient), leaf = _visited(route, how, *operands)
     perturbed = tuple(argument.perturbed for argument in arguments[3:])
-    return (loss, leaf), (*gradient, *_data_gradient(leaf_losses or _losses, route, perturbed, operands))
+    return (loss, leaf), (*gradient, *_data_gradient(route, perturbed, operands))
 
 
-def _losses(leaves, x, y):
-    return leaves.losses(x, y)
-
-
-def _visited(leaf_losses, route, how, *operands):
+def _visited(route, how, *operands):
     """Returns the loss, its gradient for splits and leaves, and the leaf of each sample."""
-    visit = partial(_visit, leaf_losses, route)
     fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
-    return kernels.run(how, fused, visit, *operands)
+    return kernels.run(how, fused, partial(_visit, route), *operands)
 
 
 # The loss of a sample is w sum_l P_l loss_l. Its derivative for z is given above. The derivative for x is a product of
 # this derivative with the splits, plus the derivative of the leaf losses that depend on x. The derivative for w is the
 # expected loss.
-def _data_gradient(leaf_losses, route, perturbed, operands):
+def _data_gradient(route, perturbed, operands):
     """Returns the gradients for x, y and share, with None for each operand that is not perturbed."""
     if not any(perturbed):
         return None, None, None
@@ -70,7 +59,7 @@ def _data_gradient(leaf_losses, route, perturbed, operands):
         def sample_losses(*variables):
             x, y = (constant if value is None else value for value, constant in zip(variables, data, strict=True))
             z = jnp.matmul(weights, x.T, precision="highest") + bias[:, None]
-            losses = leaf_losses(leaves, x, y)
+            losses = leaves.losses(x, y)
             if route == "sigmoid":
                 return routing.expected_value(jax.nn.sigmoid(z), losses)
             return (leaf_probabilities(route, z) * losses).sum(0)
@@ -93,15 +82,15 @@ def _visit_fused(route, how, weights, bias, leaves, x, y, share):
     return (total, gradient), leaf
 
 
-def _visit(leaf_losses, route, *operands):
+def _visit(route, *operands):
     """Visits only the reached leaves on a CPU where they are few, else all leaves."""
-    dense = partial(_visit_in_blocks, leaf_losses, route)
+    dense = partial(_visit_in_blocks, route)
     width = sharp.width_of(topology.depth_of(len(operands[0])))
-    if width is None or route != "sigmoid" or leaf_losses is not None or blocking.platform() != "cpu":
+    if width is None or route != "sigmoid" or blocking.platform() != "cpu":
         return dense(*operands)
 
     def visit_on_device(weights, bias, leaves, x, y, share):
-        visit_block = lambda share, x, y: sharp.visit(_losses, width, dense, weights, bias, leaves, x, y, share)
+        visit_block = lambda share, x, y: sharp.visit(width, dense, weights, bias, leaves, x, y, share)
         return blocking.sum_over_blocks(visit_block, share, x, y, block=blocking.samples_on_paths(1))
 
     # A batched condition would compute both branches, so the trees of a vmap are visited sequentially. Each device of a
@@ -109,16 +98,15 @@ def _visit(leaf_losses, route, *operands):
     return sharding.each_part(jax.custom_batching.sequential_vmap(visit_on_device), *operands, rows=(3, 4, 5))
 
 
-def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
+def _visit_in_blocks(route, weights, bias, leaves, x, y, share):
     joined = jnp.concatenate([weights, bias[:, None]], axis=1)
-    losses_of = leaf_losses or _losses
 
     def visit_sigmoid(share, x, y):
         ones_x = with_one(x)
         z = jnp.matmul(joined, ones_x.T, precision="highest")
         right = jax.nn.sigmoid(z)
         reach = leaf_weights(right, share)
-        loss, pull_back = jax.vjp(lambda leaves: losses_of(leaves, x, y), leaves)
+        loss, pull_back = jax.vjp(lambda leaves: leaves.losses(x, y), leaves)
         passing, d_joined = reach * loss, []  # R of the derivation, above
         for s in reversed(topology.levels(right)):
             below = topology.pairs(passing)
@@ -133,7 +121,7 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
         def loss(joined, leaves):
             z = jnp.matmul(joined, with_one(x).T, precision="highest")
             reach = leaf_probabilities(route, z)
-            return (share * reach * losses_of(leaves, x, y)).sum(), routing.leaf_index(z)
+            return (share * reach * leaves.losses(x, y)).sum(), routing.leaf_index(z)
 
         (value, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(joined, leaves)
         return (value, gradient), leaf
@@ -144,7 +132,7 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     return (loss, (d_joined[:, :-1], d_joined[:, -1], d_leaves)), leaf
 
 
-def _backward(leaf_losses, route, how, gradient, cotangents):
+def _backward(route, how, gradient, cotangents):
     if isinstance(cotangents[0], jax.custom_derivatives.SymbolicZero):
         return (None,) * len(gradient)
     return jax.tree.map(lambda g: (cotangents[0] * g.astype(cotangents[0].dtype)).astype(g.dtype), gradient)

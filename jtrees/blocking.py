@@ -29,19 +29,15 @@ _ALIGNED = 64  # bytes: the alignment of arrays that JAX reads on a CPU without 
 
 
 def platform() -> str:
-    """Returns the platform of the compiled program: the platform of the mesh in context, else JAX's default here.
-
-    A program for the devices of another machine therefore gets block sizes for these devices.
-    """
+    """Returns the platform of the compiled program: the platform of the mesh in context, else JAX's default here."""
+    # A program for the devices of another machine therefore gets block sizes for these devices.
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def block_size(nodes: int, n: int) -> int:
-    """Returns the number of samples in a block, for the fewest equal blocks within the limit.
-
-    If rows are sharded over devices, each device loops over its own rows in blocks of this size.
-    """
+    """Returns the number of samples in a block, for the fewest equal blocks within the limit."""
+    # If rows are sharded over devices, each device loops over its own rows in blocks of this size.
     limit = _ELEMENTS_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
     n //= sharding.parts(n)
     blocks = -(-n * nodes // limit)
@@ -77,11 +73,9 @@ def trees_at_once(trees: int, elements: int) -> int:
 
 
 def paths_at_once(paths: int) -> tuple[int, int]:
-    """Returns the number of paths in a frontier to move at once, and the number to append at once.
-
-    Only a few of the moved paths append another path. CPU: measured on two cores at depths 6 to 14. Half of the first
-    number, or twice the second number, is about equally fast. Accelerators: not measured.
-    """
+    """Returns the number of paths in a frontier to move at once, and the number to append at once."""
+    # Only a few of the moved paths append another path. CPU: measured on two cores at depths 6 to 14. Half of the first
+    # number, or twice the second number, is about equally fast. Accelerators: not measured.
     moved, appended = (1024, 128) if platform() == "cpu" else (2**18, 2**14)
     return min(moved, paths), min(appended, paths)
 
@@ -92,12 +86,10 @@ def samples_on_paths(trees: int) -> int:
 
 
 def prediction_block(n: int) -> int:
-    """Returns the number of samples in a block when a model is evaluated on n samples.
-
-    The block size is constant on a CPU (256 to 1024 are equally fast, measured on two cores with 10^6 x 21 rows). All
-    blocks have one size, with padding in the last. The same program then evaluates a row for every n, with the same
-    order of additions.
-    """
+    """Returns the number of samples in a block when a model is evaluated on n samples."""
+    # The block size is constant on a CPU (256 to 1024 are equally fast, measured on two cores with 10^6 x 21 rows). All
+    # blocks have one size, with padding in the last. The same program then evaluates a row for every n, with the same
+    # order of additions.
     return _FEWEST if platform() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
 
 
@@ -136,17 +128,10 @@ def map_over_blocks(fn: Callable[[jax.Array], Any], x: jax.Array, block: int) ->
 def sum_over_blocks(
     fn: Callable[..., tuple[Any, Any]], weight: jax.Array, *arrays: jax.Array, block: int
 ) -> tuple[Any, Any]:
-    """Returns ``fn(weight, *arrays)`` computed block by block: its first result summed, its second concatenated.
-
-    ``fn`` must be additive over samples, and must return zero sums for samples of weight zero. Padding has weight zero
-    and repeats the last sample.
-
-    Args:
-      fn: function that maps arrays ``(block, ...)`` to ``(sums, per_sample)`` with ``per_sample: (block, ...)``.
-      weight: weights of the samples, ``(n,)``.
-      *arrays: arrays ``(n, ...)``.
-      block: number of samples in a block.
-    """
+    """Returns ``fn(weight, *arrays)`` computed block by block: its first result summed, its second concatenated."""
+    # `fn` maps arrays (block, ...) to (sums, per_sample) with `per_sample: (block, ...)`. It must be additive over
+    # samples, and must return zero sums for samples of weight zero. Padding has weight zero and repeats the last
+    # sample.
     n = weight.shape[0]
     if block >= n // sharding.parts(n):
         return fn(weight, *arrays)

@@ -34,17 +34,13 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     """Keeps compiled programs in a folder, which later processes read instead of compiling them again.
 
     jtrees does so by default, in a folder of the user's caches, unless JAX has a folder already. This function selects
-    another folder, for all programs that this process compiles later. It sets JAX's persistent compilation cache. Small
-    programs are kept too, except where JAX's own variables exclude them, such as
-    ``JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS``. A program is still traced before it is read, which takes time.
+    another folder, by JAX's persistent compilation cache. A program is still traced before it is read, which takes
+    time. The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
 
-    The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
-
-    The programs are in a subfolder for the kind and the number of processors, because machine code depends on both.
-    If these subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted. Nothing
-    else in the folder is deleted.
-    An entry that cannot be read is replaced. The folder can be deleted at any time. A program is found again only by
-    the same versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
+    The programs are in a subfolder for the kind and the number of processors, because machine code depends on both. If
+    these subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted. An entry that
+    cannot be read is replaced. The folder can be deleted at any time. A program is found again only by the same
+    versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
 
     Args:
       folder: the folder, which is created if it is missing. None: the folder already set in JAX, which is used as it
@@ -105,11 +101,7 @@ def _default_folder() -> str:
 
 
 def _made_subfolder(folder: Any) -> str:
-    """Returns the subfolder of this machine, after it was created.
-
-    Raises:
-      ValueError: if the folder is not a path, or cannot be created or written to.
-    """
+    """Returns the subfolder of this machine, after it was created; ``ValueError`` if it cannot be written to."""
     root = os.fspath(folder)
     if not isinstance(root, str) or not root:
         raise ValueError(f"folder must be a path, got {checks.quoted(folder)}")
@@ -128,10 +120,8 @@ def _made_subfolder(folder: Any) -> str:
 
 
 def _machine() -> str:
-    """Returns a name for the kind of processor and the number of processors.
-
-    XLA compiles for the instructions of the processor, and divides loops among the processors.
-    """
+    """Returns a name for the kind of processor and the number of processors."""
+    # XLA compiles for the instructions of the processor, and divides loops among the processors.
     lines = []
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         first = itertools.takewhile(str.strip, file)
@@ -141,11 +131,9 @@ def _machine() -> str:
 
 
 def _tolerate_failures() -> None:
-    """Makes JAX compile, without a warning, a program that it cannot read or write, and open the folder anew.
-
-    JAX warns, and does not write over an entry that it cannot read. Every later process would compile the program
-    again. Such entries come from processes that were killed, or are being written by another process.
-    """
+    """Makes JAX compile, without a warning, a program that it cannot read or write, and open the folder anew."""
+    # JAX warns, and does not write over an entry that it cannot read. Every later process would compile the program
+    # again. Such entries come from processes that were killed, or are being written by another process.
     from jax._src import compilation_cache  # the public module cannot delete an entry
 
     compilation_cache.reset_cache()
@@ -179,11 +167,9 @@ def _tolerate_failures() -> None:
 
 
 def _delete_old_entries(root: str) -> None:
-    """Deletes the entries that were read least recently, if the folder exceeds its limits.
-
-    Where the disk does not note when a file is read, the entries that were written first are deleted. Only subfolders
-    of machines count, because other programs may have entries in the same folder, such as ``~/.cache``.
-    """
+    """Deletes the entries that were read least recently, if the folder exceeds its limits."""
+    # Where the disk does not note when a file is read, the entries that were written first are deleted. Only subfolders
+    # of machines count, because other programs may have entries in the same folder, such as `~/.cache`.
     entries = []
     machines = (name for name in glob.iglob(f"{glob.escape(root)}/*") if _MACHINE.fullmatch(os.path.basename(name)))
     for path in itertools.chain.from_iterable(glob.iglob(f"{glob.escape(name)}/*-cache") for name in machines):

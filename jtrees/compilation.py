@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 import contextlib
 import functools
+import itertools
 import os
 from typing import Any, TypeVar
 
@@ -22,16 +23,15 @@ _LEVEL = "xla_backend_optimization_level"
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
-_OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
-_HasOrder = Callable[[Any], bool]
+_OURS: list[list[Any]] = []  # the functions that are compiled here, which hold their programs
 _AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functions hold them, but do not count them
 
 
-def _options(level: int) -> dict[str, Any]:
-    """Returns XLA's options for this level of optimisation.
-
-    XLA refuses unknown options, and later versions may have no older emitters.
-    """
+def _options(level: int, often: bool) -> dict[str, Any]:
+    """Returns XLA's options for this level of optimisation."""
+    # XLA refuses unknown options, and later versions may have no older emitters.
+    if often:
+        return {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: level}
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
     return {_LEVEL: level} | older_emitters
 
@@ -40,10 +40,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def sums_in_order(fn: _Function) -> _Function:
-    """Decorator of a function of a run whose sums must not depend on the number of processors.
-
-    It is for functions whose results decide much by little, such as rounds of boosting.
-    """
+    """Decorator of a function of a run whose sums must not depend on the number of processors."""
+    # It is for functions whose results decide much by little, such as rounds of boosting.
     fn.sums_in_order = True  # type: ignore[attr-defined]
     return fn
 
@@ -59,12 +57,10 @@ def _options_of_sums() -> dict[str, Any]:
 
 
 def default_settings() -> contextlib.ExitStack:
-    """Context in which the library computes as by default, whatever the user has set for programs of his own.
-
-    Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of NumPy,
-    and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A thread needs
-    a context of its own.
-    """
+    """Context in which the library computes as by default, whatever the user has set for programs of his own."""
+    # Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of
+    # NumPy, and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A
+    # thread needs a context of its own.
     stack, config = contextlib.ExitStack(), jax.config
     if config.jax_numpy_rank_promotion != "allow":
         stack.enter_context(jax.numpy_rank_promotion("allow"))
@@ -78,100 +74,63 @@ def default_settings() -> contextlib.ExitStack:
     return stack
 
 
-def jit_rarely_called(
-    has_order: _HasOrder = lambda static: False, **options: Any
+def jit(
+    *, often: bool, has_order: Callable[[Any], bool] = lambda static: False, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, outside of tracing.
+    """Returns a decorator: ``jax.jit`` with these options, for a function that is called outside of tracing.
 
-    ``has_order`` says, for the first argument, whether sums must not depend on the number of processors.
+    The decorated function has ``compiled(*args)``, which returns the compiled program for such arguments, without the
+    static argument, which is the first. It also has ``programs()``, the number of programs compiled so far.
 
-    On a CPU the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
-    rounding errors. The decorated function has ``compiled(*args)``, which returns the compiled program for such
-    arguments, without the static argument, which is the first.
+    Args:
+      often: whether a fit calls the function many times. On a CPU, the program is then compiled at level 1, which takes
+        two thirds of the default time. Its code runs equally fast. A level in ``XLA_FLAGS`` takes precedence. If not,
+        the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
+        rounding errors.
+      has_order: says, for the first argument, whether sums must not depend on the number of processors.
+      **options: options of ``jax.jit``.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
-        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, _options, options)
-        _OURS.append(as_usual)
+        functions = [as_usual := jax.jit(fn, **options)]
+        _OURS.append(functions)
+
+        @functools.cache
+        def on_cpu(level: int, in_order: bool) -> Any:  # XLA is asked for its options only here
+            xla_options = _options(level, often) | (_options_of_sums() if in_order else {})
+            functions.append(function := jax.jit(fn, compiler_options=xla_options, **options))
+            return function
 
         def program(args: tuple) -> Any:
             if jax.default_backend() != "cpu":
                 return as_usual
-            level = 0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1
-            return on_cpu(level, has_order(args[0]))
+            is_small = not often and sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE
+            return on_cpu(0 if is_small else 1, has_order(args[0]))
 
-        return _with_programs(fn, program)
+        @functools.wraps(fn)
+        def call(*args: Any) -> Any:
+            return program(args)(*args)
 
-    return compiled
+        def compiled_program(*args: Any) -> Any:
+            leaves, structure = jax.tree.flatten(args[1:])
+            _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
+            return program(args).lower(*args).compile()
 
-
-def jit_often_called(
-    has_order: _HasOrder = lambda static: False, **options: Any
-) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls many times.
-
-    On a CPU the program is compiled at level 1, which takes two thirds of the default time. Its code runs equally fast.
-    A level in ``XLA_FLAGS`` takes precedence. ``has_order`` is as of :func:`jit_rarely_called`. The decorated function
-    has ``compiled(*args)``, as there, and ``programs()``, which returns the number of programs compiled so far.
-    """
-
-    def compiled(fn: Callable[..., Any]) -> Any:
-        level = {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
-        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, lambda _: level, options)
-        _OURS.append(as_usual)
-
-        def program(args: tuple) -> Any:
-            return on_cpu(1, has_order(args[0])) if jax.default_backend() == "cpu" else as_usual
-
-        call = _with_programs(fn, program)
-        functions = lambda: (
-            [on_cpu(1, order) for order in (False, True)] if jax.default_backend() == "cpu" else [as_usual]
-        )
-        call.programs = lambda: _count(functions())  # type: ignore[attr-defined]
+        # With a level in ``XLA_FLAGS``, the first function shares the programs of the second.
+        programs = lambda: _count(functions[1:] or functions)
+        call.compiled, call.programs = compiled_program, programs  # type: ignore[attr-defined]
         return call
 
     return compiled
 
 
-def _on_cpu(fn: Callable[..., Any], compiler_options: Callable[[int], dict[str, Any]], options: dict[str, Any]) -> Any:
-    """Returns a function of the level and the order of sums, which returns ``jax.jit`` of ``fn``.
-
-    XLA is asked for its options only then.
-    """
-
-    @functools.cache
-    def at_level(level: int, has_order: bool) -> Any:
-        xla_options = compiler_options(level) | (_options_of_sums() if has_order else {})
-        _OURS.append(function := jax.jit(fn, compiler_options=xla_options, **options))
-        return function
-
-    return at_level
-
-
-def _with_programs(fn: Callable[..., Any], program: Callable[[tuple], Any]) -> Any:
-    """Returns a function that calls ``program(args)``, a function of ``jax.jit``."""
-
-    @functools.wraps(fn)
-    def call(*args: Any) -> Any:
-        return program(args)(*args)
-
-    def compiled(*args: Any) -> Any:
-        leaves, structure = jax.tree.flatten(args[1:])
-        _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
-        return program(args).lower(*args).compile()
-
-    call.compiled = compiled  # type: ignore[attr-defined]
-    return call
-
-
 def bound_memory() -> None:
-    """Drops all programs of this module's functions if there are more than 128. Called before a fit.
-
-    Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
-    """
-    if _count(_OURS) + len(_AHEAD) > KEPT_PROGRAMS:
+    """Drops all programs of this module's functions if there are more than 128. Called before a fit."""
+    # Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
+    ours = [*itertools.chain(*_OURS)]
+    if _count(ours) + len(_AHEAD) > KEPT_PROGRAMS:
         _AHEAD.clear()
-        for function in _OURS:
+        for function in ours:
             if hasattr(function, "clear_cache"):
                 function.clear_cache()
 

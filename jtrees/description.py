@@ -13,18 +13,9 @@ _PARALLEL = 1e-5  # largest difference of two directions that count as one, rela
 
 
 def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
-    """Returns a description of the kind of a tree, such as ``"axis-aligned: each of the 7 splits has one column"``.
-
-    A column is a feature of the tree. In a raw table, each level of a category is a column.
-
-    Args:
-      tree: one tree.
-      chosen: the start that GET or RADDT chose, from their reports. If it is given, the description says how the tree
-        was found.
-
-    Raises:
-      ValueError: for a batch of trees.
-    """
+    """Returns a description of the kind of a tree, such as ``"axis-aligned: each of the 7 splits has one column"``."""
+    # A column is a feature of the tree. In a raw table, each level of a category is a column. `chosen` is the start
+    # that GET or RADDT chose; the description then says how the tree was found.
     if np.ndim(tree.weights) != 2:
         raise ValueError(f"tree must be a single tree, got {validation.quoted(tree)}")
     kind = _kind(tree)
@@ -34,10 +25,8 @@ def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
 
 
 def kind_of_forest(model: Any) -> str:
-    """Returns a description of a model of several trees, such as ``"a sum of 30 trees of depth 5, 1200 numbers"``.
-
-    Another model is described by its ``repr``.
-    """
+    """Returns a description of a model of several trees, such as ``"a sum of 30 trees of depth 5, 1200 numbers"``."""
+    # Another model is described by its `repr`.
     if not isinstance(model, Forest) or not isinstance(model.trees, ObliqueTree):
         return repr(model)
     kinds = {"sum": "a sum", "mean": "a mean", "vote": "a vote"}
@@ -67,15 +56,11 @@ def _kind(tree: ObliqueTree) -> str:
 
 
 def count_free(tree: ObliqueTree) -> float:
-    """Returns the number of free parameters of a tree, for a correction of its training loss.
-
-    The directions of s splits over p columns form a matrix of rank r, which has ``r (p + s - r)`` free parameters. The
-    s thresholds add s parameters, and the s lengths remove s, since a length does not change a split. A split of a
-    single column has a threshold and a choice of column, which counts log2(p). The leaves add their own parameters.
-
-    Args:
-      tree: one tree, whose features have similar spread.
-    """
+    """Returns the number of free parameters of a tree, for a correction of its training loss."""
+    # The directions of s splits over p columns of similar spread form a matrix of rank r, which has `r (p + s - r)`
+    # free parameters. The s thresholds add s parameters, and the s lengths remove s, since a length does not change a
+    # split. A split of a single column has a threshold and a choice of column, which counts log2(p). The leaves add
+    # their own.
     directions = _directions(tree)
     splits, features = directions.shape
     free = tree.num_parameters - np.count_nonzero(directions) - splits  # the parameters of the leaves
@@ -86,7 +71,8 @@ def count_free(tree: ObliqueTree) -> float:
     single = np.count_nonzero(directions, axis=1) == 1
     free += single.sum() * (1 + np.log2(features))
     if (oblique := directions[~single]).size:
-        rank, used = _rank(oblique), int(oblique.any(0).sum())
+        size, used = np.linalg.svd(oblique, compute_uv=False), int(oblique.any(0).sum())
+        rank = int((size > _PARALLEL * np.sqrt(len(oblique))).sum())
         free += rank * (used + len(oblique) - rank)
     return float(free)
 
@@ -103,7 +89,3 @@ def _count(directions: np.ndarray) -> int:
     """Returns the number of different directions. A direction and its opposite count as one."""
     parallel = np.abs(directions @ directions.T) > 1 - _PARALLEL**2
     return int((~np.tril(parallel, -1).any(1)).sum())
-
-
-def _rank(directions: np.ndarray) -> int:
-    return int((np.linalg.svd(directions, compute_uv=False) > _PARALLEL * np.sqrt(len(directions))).sum())

@@ -97,11 +97,11 @@ def distill(
 ) -> DistillResult:
     """Fits a recipe, the student, to the predictions of a teacher.
 
-    The student learns from the rows and from synthetic rows, because the teacher can predict any row. A synthetic row
-    is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a second row, the
-    nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A replaced column of
-    whole numbers, booleans, dates, text or missing values takes the value of the second row. In
-    classification, the student learns from the teacher's probabilities.
+    The student learns from the rows and from synthetic rows, because the teacher can predict any row; in
+    classification, from the teacher's probabilities. A synthetic row is a copy of a first row. Each of its columns is
+    replaced, with probability 1/2, by the column of a second row, the nearest of eight random rows. A replaced number
+    is drawn between the numbers of the two rows. A replaced column of whole numbers, booleans, dates, text or missing
+    values takes the value of the second row.
 
     Args:
       teacher: a fitted model, or a function of rows. A model is a :class:`jtrees.FitResult`, a model of jtrees, or an
@@ -148,7 +148,8 @@ def distill(
     train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
 
     table = rows[train]
-    count = _synthetic_count(synthetic, len(train))
+    n = len(train)
+    count = round(synthetic * n) if synthetic is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
     synthetic_rows, first_rows = table.make_rows(count, rng)
     table = table.followed_by(synthetic_rows)
     if weight is not None:
@@ -179,9 +180,6 @@ def distill(
     return DistillResult(student, fidelity, score, teacher_score, len(table), count, len(x_out), seconds)
 
 
-# --- Checks ----------------------------------------------------------------------------------------------------------
-
-
 def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> None:
     if not isinstance(recipe, Recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=5), got {checks.quoted(recipe)}")
@@ -197,10 +195,6 @@ def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> 
             raise ValueError(f"synthetic must be one number, got {checks.quoted(ratio)}")
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
-
-
-def _synthetic_count(ratio: float | None, n: int) -> int:
-    return round(ratio * n) if ratio is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
 
 
 def _split(
@@ -232,9 +226,6 @@ def _split(
     return train, (rows[out], None if y is None else y[out], None if weight is None else weight[out])
 
 
-# --- The teacher -----------------------------------------------------------------------------------------------------
-
-
 def _predictor(teacher: Any) -> Callable[[Any], Any]:
     """Returns the teacher's prediction function of rows."""
     for name in ("predict_proba", "predict"):
@@ -248,11 +239,7 @@ def _predictor(teacher: Any) -> Callable[[Any], Any]:
 
 
 def _predictions(predicts: Callable[[Any], Any], rows: OriginalRows) -> np.ndarray:
-    """Returns the teacher's predictions.
-
-    Raises:
-      ValueError: if the teacher does not predict numbers for every row.
-    """
+    """Returns the teacher's predictions; ``ValueError`` if they are not numbers for every row."""
     predictions = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
     if predictions.ndim not in (1, 2) or len(predictions) != len(rows):
         raise ValueError(f"teacher must return ({len(rows)},) or ({len(rows)}, k) predictions, got {predictions.shape}")

@@ -131,11 +131,9 @@ def resumable() -> Iterator[None]:
 
 
 def is_shared() -> bool:
-    """Returns whether other processes take part in the work.
-
-    They do if no mesh is in context, or if the mesh has devices of other processes. Inside a traced function, work is
-    never shared.
-    """
+    """Returns whether other processes take part in the work."""
+    # They do if no mesh is in context, or if the mesh has devices of other processes. Inside a traced function, work is
+    # never shared.
     # This check comes first: jax.process_count() starts XLA, which must not precede jax.distributed.initialize().
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return False
@@ -212,10 +210,8 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context in which each process that shares the work computes the same result on its own devices.
-
-    Every host has a copy of a NumPy array, so each process can evaluate it alone.
-    """
+    """Context in which each process that shares the work computes the same result on its own devices."""
+    # Every host has a copy of a NumPy array, so each process can evaluate it alone.
     if not is_shared() or sharding.share_of_starts() is None:
         yield
         return
@@ -229,11 +225,7 @@ def apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together(operation: str) -> Iterator[None]:
-    """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices.
-
-    Raises:
-      RuntimeError: if a process does not start the same work within five minutes.
-    """
+    """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices."""
     if not is_shared():
         yield
         return

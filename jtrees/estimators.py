@@ -29,6 +29,8 @@ except ImportError as error:
 class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
     """The common base of the regressors."""
 
+    loss: Any
+    quantile: float | tuple[float, ...] | None
     _TASK = "regression"
 
     def __init__(
@@ -45,18 +47,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         loss: Any = "squared_error",
         quantile: float | tuple[float, ...] | None = None,
     ):
-        super().__init__(
-            recipe=recipe,
-            random_state=random_state,
-            validation_fraction=validation_fraction,
-            monotonic_cst=monotonic_cst,
-            columns=columns,
-            missing=missing,
-            max_seconds=max_seconds,
-            progress=progress,
-        )
-        self.loss = loss
-        self.quantile = quantile
+        self._store(locals())
 
     def _default(self, rows: int | None) -> Any:
         recipe, is_linear = super()._default(rows), self.loss == "squared_error" and self.monotonic_cst is None
@@ -68,21 +59,13 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else named(self.loss)
         return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        validation_groups: ArrayLike | None = None,
-    ) -> Self:
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
 
         Args:
           X: features, ``(n, p)``: an array or a DataFrame.
           y: targets, ``(n,)`` or ``(n, k)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
-          validation_groups: a label for each row, ``(n,)``, such as a patient. With ``validation_fraction``, all rows
-            of a group are training rows, or all are validation rows.
 
         Raises:
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
@@ -92,7 +75,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
             checks.as_numeric("y", y)
         options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, targets = self._checked(X, y, **options)
-        x, targets, weight, groups = positive_rows(x, targets.astype(np.float64), sample_weight, validation_groups)
+        x, targets, weight = positive_rows(x, targets.astype(np.float64), sample_weight)
         columns = targets.reshape(len(targets), -1)
         single = columns.shape[1] == 1
         task = self._task(columns[:, 0] if single else targets)
@@ -103,7 +86,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         self._first, self._varies = columns[0], (columns != columns[0]).any(0)
         varying = columns[:, self._varies]
         if varying.shape[1]:
-            self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight, groups)
+            self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
         else:
             self._learn_constant(x, leaves.Values(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
         return self
@@ -121,6 +104,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 class _Classifier(ClassifierMixin, TreeEstimator):
     """The common base of the classifiers."""
 
+    class_weight: Any
     _TASK = "classification"
 
     def __init__(
@@ -136,33 +120,15 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         progress: bool = False,
         class_weight: Any = None,
     ):
-        super().__init__(
-            recipe=recipe,
-            random_state=random_state,
-            validation_fraction=validation_fraction,
-            monotonic_cst=monotonic_cst,
-            columns=columns,
-            missing=missing,
-            max_seconds=max_seconds,
-            progress=progress,
-        )
-        self.class_weight = class_weight
+        self._store(locals())
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        validation_groups: ArrayLike | None = None,
-    ) -> Self:
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
 
         Args:
           X: features, ``(n, p)``: an array or a DataFrame.
           y: labels of any type, ``(n,)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
-          validation_groups: a label for each row, ``(n,)``, such as a patient. With ``validation_fraction``, all rows
-            of a group are training rows, or all are validation rows.
 
         Raises:
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
@@ -179,13 +145,13 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         check_classification_targets(labels)
         self.classes_, labels = coded_labels(labels) if classes is None else (classes, labels)
         _warn_of_spaces(self.classes_)
-        x, labels, weight, groups = positive_rows(
-            x, labels, self._class_weighted(labels, sample_weight), validation_groups
-        )
+        x, labels, weight = positive_rows(x, labels, self._class_weighted(labels, sample_weight))
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
-            self._learn(x, labels, weight, groups)
-            self._name_classes()
+            self._learn(x, labels, weight)
+            if self.encoder_ is not None:  # names of features that are means of classes have labels instead of numbers
+                self.encoder_ = self.encoder_.with_class_names([str(label) for label in self.classes_[self._present]])
+                self.model_ = self.model_.replace(encoder=self.encoder_)
         else:
             self._learn_constant(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
         return self
@@ -208,12 +174,6 @@ class _Classifier(ClassifierMixin, TreeEstimator):
     def _strata(self, y: np.ndarray) -> np.ndarray:
         return np.array(list(map(str, self.classes_)))[self._present[y]]  # labels, which errors name
 
-    def _name_classes(self) -> None:
-        """Uses labels instead of class numbers in the names of features that are means of classes."""
-        if self.encoder_ is not None:
-            self.encoder_ = self.encoder_.with_class_names([str(label) for label in self.classes_[self._present]])
-            self.model_ = self.model_.replace(encoder=self.encoder_)
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""
         predictions = self._answers(X)
@@ -228,8 +188,7 @@ class _Classifier(ClassifierMixin, TreeEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns the most probable label of each sample."""
-        most_probable = self.predict_proba(X).argmax(1)
-        return self.classes_[most_probable]
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Returns the accuracy, the weighted share of the rows whose label is predicted."""

@@ -17,15 +17,9 @@ _GATHERED = 2**18  # number of weights gathered at once
 
 
 def unit_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights and biases of the same splits, where each split is multiplied by a power of two.
-
-    ``|bias|`` and the norm of the weights are then below 2, and at least one of the two is at least 1/2. The function
-    runs on the host, which needs no compilation.
-
-    Args:
-      weights: split weights in float32, ``(*trees, nodes, p)``.
-      bias: split biases in float32, ``(*trees, nodes)``.
-    """
+    """Returns the float32 weights ``(*trees, nodes, p)`` and biases of the same splits, times powers of two."""
+    # `|bias|` and the norm of the weights are then below 2, and at least one of the two is at least 1/2. The function
+    # runs on the host, which needs no compilation.
     weights, bias = np.asarray(weights), np.asarray(bias)
     with np.errstate(invalid="ignore"):  # splits that are not finite remain so
         largest = np.maximum(np.abs(weights).max(-1), np.abs(bias))
@@ -64,15 +58,9 @@ def _median_exponent(numbers: np.ndarray) -> int:
 
 
 def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Returns the score of one split per sample, in double precision.
-
-    The sum has four parts, which a processor can compute in parallel. Exported programs add in the same order.
-
-    Args:
-      weights: weights of each sample's split, ``(*trees, n, p)`` or ``(p,)``, in float32.
-      bias: bias of each sample's split, ``(*trees, n)`` or ``()``, in float32.
-      x: samples in float32, ``(n, p)``.
-    """
+    """Returns the score of one split per sample, in double precision."""
+    # The sum has four parts, which a processor can compute in parallel. Exported programs add in the same order.
+    # Weights are (*trees, n, p) or (p,) and biases (*trees, n) or (), in float32 like x.
     sums = np.zeros((4, *np.shape(bias)[:-1], len(x)))
     sums[0] = bias
     for j, (w, column) in enumerate(zip(np.moveaxis(weights, -1, 0), x.T, strict=True)):
@@ -81,15 +69,7 @@ def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def row_scores(weights: np.ndarray, bias: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Returns the scores of several splits for one sample, ``(nodes,)``.
-
-    The result is bitwise equal to :func:`scores`, in fewer calls.
-
-    Args:
-      weights: weights of the splits, ``(nodes, p)``, in float32.
-      bias: biases of the splits, ``(nodes,)``, in float32.
-      row: the sample in float32, ``(p,)``.
-    """
+    """Returns the scores of several splits for one sample, ``(nodes,)``, with the bits of :func:`scores`."""
     terms = np.multiply(weights, row, dtype=np.float64)
     sums = np.zeros((len(bias), 4))
     sums[:, 0] = bias
@@ -108,16 +88,8 @@ def row_leaf(scores: np.ndarray) -> int:
 
 
 def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
-    """Returns the leaves by scores in double precision, for one tree or many trees of one depth. Runs on the host.
-
-    Args:
-      weights: split weights in float32, ``(*trees, nodes, p)``.
-      bias: split biases in float32, ``(*trees, nodes)``.
-      x: samples in float32, ``(n, p)``.
-
-    Returns:
-      Leaf numbers from 0, int32, ``(*trees, n)``.
-    """
+    """Returns the leaves by scores in double precision, int32, ``(*trees, n)``, for trees of one depth, on the host."""
+    # Weights are (*trees, nodes, p), and weights, biases and samples are in float32.
     weights, bias = np.asarray(weights), np.asarray(bias)
     *trees, nodes = bias.shape
     leaf = np.empty((*trees, len(x)), np.int32)
@@ -135,11 +107,7 @@ def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
 def decide(weights: Any, bias: Any, x: np.ndarray, leaf: np.ndarray) -> tuple[np.ndarray, bool]:
     """Returns the leaves in which double precision replaces the negative leaves, and whether their samples are finite.
 
-    Args:
-      weights: as for :func:`leaf_index`, for one tree or many trees along one axis.
-      bias: as for :func:`leaf_index`.
-      x: samples in float32, ``(n, p)``.
-      leaf: leaf numbers, ``(n,)`` or ``(n, trees)``. A negative number marks a leaf that is not certain.
+    ``leaf`` is ``(n,)`` or ``(n, trees)``. A negative number marks a leaf that is not certain.
     """
     columns = leaf.reshape(len(leaf), -1)
     uncertain = np.flatnonzero((columns < 0).any(1))

@@ -105,7 +105,7 @@ class Forest:
 
     @property
     def scaling(self) -> Any:
-        """The common scaling of the trees: see :func:`jtrees.prediction.predict`."""
+        """The common scaling of the trees: see ``jtrees.prediction.predict``."""
         scaling = _first(self.trees.scaling)
         if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(scaling, "y", None) is not None:
             scaling = scaling.replace(y=np.asarray(scaling.y, np.float64) * len(self[0]))  # a tree predicts a share
@@ -174,10 +174,8 @@ def _first(stacked: Any) -> Any:
 
 
 def _outputs_of(forest: Forest) -> Any:
-    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the leaves over the trees.
-
-    ``leaf`` has shape ``(n, trees)``. The sum is computed in double precision, block by block.
-    """
+    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the leaves over the trees."""
+    # `leaf` has shape (n, trees). The sum is computed in double precision, block by block.
     leaves, trees = jax.tree.map(np.asarray, forest.trees.leaves), len(forest)
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
     checks.check_choice("link", forest.link, get_args(losses.Link))
@@ -202,11 +200,7 @@ def _outputs_of(forest: Forest) -> Any:
 
 
 def votes(answers: Any) -> Any:
-    """Returns the one-hot encoded most probable class of each tree, from predictions ``(trees, n, k)``.
-
-    Raises:
-      ValueError: for trees with scalar predictions.
-    """
+    """Returns the one-hot encoded most probable class of each tree, from predictions ``(trees, n, k)``."""
     if answers.ndim < 3:
         raise ValueError('combine must be "mean" or "sum" for trees that predict one number, got "vote"')
     return (answers.argmax(-1)[..., None] == np.arange(answers.shape[-1])).astype(answers.dtype)

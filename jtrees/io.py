@@ -31,12 +31,10 @@ from jtrees.validation import checked_names, listed, quoted, quoted_list
 __all__ = ["estimator", "family", "header", "load", "model", "part", "save", "state"]
 
 FORMAT = 3
-_OLDER = {1: "Columns", 2: "ColumnSchema"}  # older formats that are read, and the class that a file must not hold
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _SECTIONS: dict[str, str] = {}  # for classes with files: "object", "state" or "attributes", which their files hold
 _OPENED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)|/dev/std(out|err)")  # files that this process has open
 _IN_JTREES = re.compile(r"jtrees(\.[a-z]\w*)+")  # the modules that a file may name
-_MODULES = ("jtrees._api", "jtrees.estimators")  # for files of earlier releases, which name no modules or other ones
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
 _Arrays = list[tuple[str, str, np.ndarray]]
@@ -196,22 +194,10 @@ def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
 
 
 def _import_classes(contents: dict[str, Any]) -> None:
-    """Imports the modules of jtrees that register the classes of a file.
-
-    Raises:
-      ImportError: for an estimator without scikit-learn.
-    """
-    kind, names = contents["kind"], _class_names(contents)
-    for module in (*filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))), *_MODULES):
-        if kind in _kinds() and names <= _CLASSES.keys():
-            return
-        with contextlib.suppress(ModuleNotFoundError):  # an earlier release had other modules
+    """Imports the modules of jtrees that register the classes of a file; ``ImportError`` if scikit-learn is missing."""
+    for module in filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))):
+        with contextlib.suppress(ModuleNotFoundError):  # another release has other modules
             importlib.import_module(module)
-
-
-def _class_names(contents: dict[str, Any]) -> set[str]:
-    """Returns the names of the classes of jtrees that an object in a file consists of."""
-    return set(re.findall(r'"class": "(\w+)"', json.dumps([contents.get("object"), contents.get("state")])))
 
 
 def _kinds() -> list[str]:
@@ -241,7 +227,8 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
     if recipe := getattr(report, "recipe", None):
         contents["recipe"] = recipe
     contents["arrays"] = [[origin, dtype] for origin, dtype, _ in arrays]
-    modules = {type(saved).__module__, *(_CLASSES[name].__module__ for name in _class_names(contents))}
+    names = re.findall(r'"class": "(\w+)"', json.dumps([contents.get("object"), contents.get("state")]))
+    modules = {type(saved).__module__, *(_CLASSES[name].__module__ for name in names)}  # of the classes of jtrees
     contents["modules"] = sorted(module for module in modules if _IN_JTREES.fullmatch(module))
     return contents, arrays
 
@@ -255,8 +242,8 @@ def load(path: str | os.PathLike | IO[bytes], *, like: Any = None) -> Any:
 
     Raises:
       ValueError: if the file is incomplete, of another kind, or of another release that this release cannot read; the
-        message names the release. If it holds double precision that is
-        not enabled. If ``like`` is missing for a state, or differs in structure; the message names the difference.
+        message names the release. If it holds double precision that is not enabled. If ``like`` is missing for a state,
+        or differs in structure; the message names the difference.
       ImportError: for an estimator without scikit-learn.
       OSError: if the file cannot be read.
     """
@@ -264,24 +251,27 @@ def load(path: str | os.PathLike | IO[bytes], *, like: Any = None) -> Any:
     kind = contents["kind"]
     _import_classes(contents)
     if kind not in _kinds():
-        raise ValueError(f"{path} of {_release(contents)} holds a {quoted(kind)}, which jtrees {__version__} lacks")
+        release = str(contents.get("jtrees"))[:40]
+        raise ValueError(f"{path} of jtrees {release} holds a {quoted(kind)}, which jtrees {__version__} lacks")
     arrays = _arrays(path, contents)
     if "state" not in contents:
         if like is not None:
             raise ValueError(f"like must be None for {path}, which holds a {kind}, not a state")
         with _refusing(path, contents):
             loaded = _decoded(contents["object"], arrays)
-        return _with_attributes(_CLASSES[kind], loaded) if _SECTIONS.get(kind) == "attributes" else loaded
+        if _SECTIONS.get(kind) == "attributes":
+            vars(fitted := _CLASSES[kind]()).update(loaded)
+            return fitted
+        return loaded
     if like is None:
         raise ValueError(f"like must be given for {path}, which holds a {kind}: pass a state of the same structure")
     expected = _flat(like)
     with _refusing(path, contents):
         leaves = {name: _decoded(leaf, arrays) for name, leaf in contents["state"]}
     if type(like).__name__ != kind or list(leaves) != list(expected):
-        raise ValueError(
-            f"like must be a {kind} that holds {_listed(leaves)}, as {path} has it, got a "
-            f"{type(like).__name__} that holds {_listed(expected)}"
-        )
+        texts = [f"{len(named)} arrays, {listed(named)}" for named in (leaves, expected)]
+        got = f"got a {type(like).__name__} that holds {texts[1]}"
+        raise ValueError(f"like must be a {kind} that holds {texts[0]}, as {path} has it, {got}")
     for name, leaf in leaves.items():
         if (like_leaf := expected[name]).shape != leaf.shape or like_leaf.dtype != leaf.dtype:
             got = f"{like_leaf.dtype}{like_leaf.shape}"
@@ -305,10 +295,6 @@ def _flat(state: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): jnp.asarray(a) for path, a in jax.tree_util.tree_leaves_with_path(state)}
 
 
-def _listed(named: dict[str, Any]) -> str:
-    return f"{len(named)} arrays, {listed(named)}"
-
-
 # --- Objects as plain data -------------------------------------------------------------------------------------------
 
 
@@ -322,11 +308,6 @@ def _encoded_attributes(fitted: Any, arrays: _Arrays) -> Any:
         return {"dict": [[name, _encoded(value, f".{name}", arrays)] for name, value in attributes.items()]}
     except ValueError as error:
         raise ValueError(f"{error}; jtrees.save(estimator.model_, path) saves the model alone") from None
-
-
-def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
-    vars(made := cls()).update(attributes)
-    return made
 
 
 def is_data(value: Any) -> bool:
@@ -419,14 +400,8 @@ def _refusing(path: Any, contents: dict[str, Any] | None = None) -> Iterator[Non
     except errors as error:
         reason = "is not a complete file written by jtrees.save"
         if contents is not None and contents.get("jtrees") != __version__:
-            reason = f"was written by {_release(contents)}, and jtrees {__version__} cannot read it"
+            reason = f"was written by jtrees {contents.get('jtrees')!s:.40}, and jtrees {__version__} cannot read it"
         raise ValueError(f"{path} {reason}: {error}") from error
-
-
-def _release(contents: dict[str, Any]) -> str:
-    """Returns the release that wrote a file."""
-    release = contents.get("jtrees")
-    return "an earlier release of jtrees" if release is None else f"jtrees {quoted(release).strip(chr(39))}"
 
 
 @contextlib.contextmanager
@@ -441,15 +416,9 @@ def _header(path: Any) -> dict[str, Any]:
     with _archive(path) as archive:
         contents = json.loads(archive.read("header.json"))
         version, _ = contents["format"], contents["kind"]
-    if version != FORMAT and version not in _OLDER:
-        raise ValueError(
-            f"{path} has format {quoted(version)} of {_release(contents)}; jtrees {__version__} reads format {FORMAT}"
-        )
-    if version in _OLDER and f'"class": "{_OLDER[version]}"' in json.dumps(contents.get("object")):
-        raise ValueError(
-            f"{path} has format {version} and holds a model of a raw table; this release reads such models of format "
-            f"{FORMAT}: fit the model again"
-        )
+    if version != FORMAT:
+        written = f"format {quoted(version)} of jtrees {contents.get('jtrees')!s:.40}"
+        raise ValueError(f"{path} has {written}; jtrees {__version__} reads format {FORMAT}")
     return contents
 
 

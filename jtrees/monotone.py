@@ -22,8 +22,6 @@ from jtrees.tasks import Classification, Task
 
 _TINY = 1e-6  # weight of an empty leaf, relative to the mean weight of the leaves
 
-# --- Splits ----------------------------------------------------------------------------------------------------------
-
 
 def without_negative(weights: Float[Array, "nodes p"], monotone: Bool[Array, " p"] | None) -> Float[Array, "nodes p"]:
     """Returns split weights, with negative weights of the monotone features set to 0. None: unchanged."""
@@ -36,23 +34,10 @@ def without_negative(weights: Float[Array, "nodes p"], monotone: Bool[Array, " p
 def keeping_signs(
     optimizer: optax.GradientTransformation, monotone: Bool[Array, " p"] | None
 ) -> optax.GradientTransformation:
-    """Returns an optimiser whose updates leave no negative weight of a monotone feature.
-
-    If a split has no monotone feature, its weights of monotone features remain 0. Such a split does not order the
-    leaves. Its two sides can differ freely, for example if the targets depend on a product of other features.
-
-    The parameters must have ``weights``, ``(nodes, p)``, like an :class:`jtrees.ObliqueTree`.
-
-    Example:
-      >>> import optax
-      >>> from jtrees.monotone import keeping_signs
-      >>> tree = jtrees.ObliqueTree(jnp.array([[0.1, 0.1]]), jnp.zeros(1), jtrees.leaves.Values(jnp.zeros(2)))
-      >>> step = keeping_signs(optax.sgd(1.0), jnp.array([True, False]))
-      >>> gradient = jax.tree.map(jnp.ones_like, tree)
-      >>> updates, _ = step.update(gradient, step.init(tree), tree)
-      >>> print(np.asarray(optax.apply_updates(tree, updates).weights).round(1))
-      [[ 0.  -0.9]]
-    """
+    """Returns an optimiser whose updates leave no negative weight of a monotone feature."""
+    # If a split has no monotone feature, its weights of monotone features remain 0. Such a split does not order the
+    # leaves. Its two sides can differ freely, for example if the targets depend on a product of other features. The
+    # parameters must have `weights`, (nodes, p), like an `ObliqueTree`.
     if monotone is None:
         return optimizer
 
@@ -66,18 +51,10 @@ def keeping_signs(
     return optax.chain(optimizer, optax.GradientTransformation(lambda params: optax.EmptyState(), update))
 
 
-# --- Leaves ----------------------------------------------------------------------------------------------------------
-
-
 def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, " leaves"], task: Task) -> Any:
-    """Returns a tree whose leaves are projected on the order that its splits imply.
-
-    Args:
-      tree: a tree with leaf values, and with no negative weights of the monotone features.
-      monotone: the features in which predictions must not fall.
-      weight: weight of the rows of each leaf.
-      task: the task. In classification with two classes, the probability of the second class must not fall.
-    """
+    """Returns a tree whose leaves are projected on the order that its splits imply."""
+    # The tree has leaf values, and no negative weights of the monotone features. `weight` is the weight of the rows of
+    # each leaf. In classification with two classes, the probability of the second class must not fall.
     splits, signs = ((tree.weights != 0) & monotone).any(1), signs_of(task)
 
     def projected(values: Array) -> Array:
@@ -107,21 +84,11 @@ def ordered_values(
 
     The distance is the weighted sum of squares. If the values are means of leaves, the solution also minimises every
     loss whose best constant is the mean, such as the log loss. The problem is an isotonic regression on a
-    series-parallel order, solved from the leaves to the root.
+    series-parallel order, solved from the leaves to the root. ``splits`` says whether each node orders its two sides.
 
     Let a and b be the solutions for the two sides of a split. Their order needs a common bound t. An isotonic
     regression with a bound is the solution without the bound, clipped. The solution is therefore ``min(a, t)`` and
     ``max(b, t)``, where t is the weighted mean of the values that it changes. The cost is ``O(leaves log(leaves)^2)``.
-
-    Args:
-      values: value of each leaf.
-      weight: weight of each leaf, at least 0. An empty leaf gets a very small weight.
-      splits: whether each node, numbered breadth first, orders its two sides.
-
-    Example:
-      >>> from jtrees.monotone import ordered_values
-      >>> print(ordered_values(np.array([3.0, 1.0, 2.0, 4.0]), np.ones(4), np.array([True, False, True])))
-      [2.5 1.  2.5 4. ]
     """
     xp = module_of(values, weight, splits)
     values, weight = (xp.asarray(a, xp.result_type(values, xp.float32)) for a in (values, weight))
@@ -142,11 +109,9 @@ def ordered_values(
 
 
 def _common_bound(sides: Float[Array, "nodes 2 m"], weights: Float[Array, "nodes 2 m"]) -> Float[Array, "nodes 1"]:
-    """Returns the bound t of least cost, ``(nodes, 1)``: t bounds the left values from above, the right from below.
-
-    Up to a factor, the derivative of the cost by t is ``sum w (t - v)``. The sum is over the values above t on the left
-    and the values below t on the right. The derivative rises with t, and is linear between two values.
-    """
+    """Returns the bound t of least cost, ``(nodes, 1)``: t bounds the left values from above, the right from below."""
+    # Up to a factor, the derivative of the cost by t is `sum w (t - v)`. The sum is over the values above t on the left
+    # and the values below t on the right. The derivative rises with t, and is linear between two values.
     xp = module_of(sides, weights)
     flat, all_weights = sides.reshape(len(sides), -1), weights.reshape(len(sides), -1)
     is_left = xp.broadcast_to(xp.arange(2)[:, None] == 0, sides.shape[1:]).reshape(1, -1)

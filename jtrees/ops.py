@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrees import routing, topology, validation
+from jtrees import routing, sharding, topology, validation
 from jtrees._expected_loss import expected, leaf_probabilities
-from jtrees._implementations import by_rows, choose
 from jtrees.tasks.labels import is_soft
 import pallas_kernels as kernels
-from pallas_kernels import Implementation
+from pallas_kernels import Choice, Implementation, Unsupported
+from pallas_kernels.choice import XLA
 
-LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (leaves, x, y) -> (leaves, n)
 # A soft routing: a name, for which kernels exist; or a function that maps scores (nodes, n) to probabilities of the
 # leaves (leaves, n). XLA differentiates the function.
 Route = Literal["sigmoid", "violation"] | Callable[[jax.Array], jax.Array]
@@ -86,8 +85,8 @@ def soft(
 
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
-    how = choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
-    return kernels.differentiable(how, by_rows(fused, 3), plain, weights, bias, leaf_values, x)
+    how = _choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
+    return kernels.differentiable(how, _by_rows(fused, 3), plain, weights, bias, leaf_values, x)
 
 
 def path_sum(
@@ -123,12 +122,12 @@ def path_sum(
         out = kernels.path_sum(x, weights, bias, values, window=fixed, implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    how = choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
+    how = _choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
     if not how.configs or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
     operands = weights, bias, leaf_values, x, jnp.asarray(fixed, _at_least_float32(x))
-    return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
+    return kernels.differentiable(how, _by_rows(fused, 3), plain, *operands)
 
 
 def hard(
@@ -154,28 +153,21 @@ def hard(
       Leaf numbers from 0, int32, ``(n,)``.
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
-    how = choose("hard_routing", implementation, True, x, weights, bias)
-    return kernels.run(how, by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
+    how = _choose("hard_routing", implementation, True, x, weights, bias)
+    return kernels.run(how, _by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
 
 
 def hard_and_uncertain(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
-    """Returns the reached leaf, and whether rounding may have decided a split on the path.
+    """Returns the reached leaf, and whether rounding may have decided a split on the path, or a sample is not finite.
 
     The computed score is a sum of p products and the bias. Let u be the unit roundoff. In any order of additions, the
     error of the score is at most ``(p + 1) u / (1 - (p + 1) u)`` times ``|bias| + sum |weights| |x|`` (Higham,
     *Accuracy and Stability of Numerical Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits`, this
     bound is below ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds underflow. A sample is uncertain if
-    the magnitude of a score on its path, or in the top levels, is smaller.
-
-    Args:
-      weights: split weights of :func:`jtrees.exact.unit_splits`.
-      bias: split biases of :func:`jtrees.exact.unit_splits`.
-      x: samples, whose features should have about one size: see :func:`jtrees.exact.balanced_splits`.
-
-    Returns:
-      Leaf numbers from 0, int32, ``(n,)``, and a mask ``(n,)`` of the samples that are uncertain or not finite.
+    the magnitude of a score on its path, or in the top levels, is smaller. Features should have about one size
+    (:func:`jtrees.exact.balanced_splits`).
     """
     eps = jnp.finfo(x.dtype).eps  # two unit roundoffs
     size = jnp.sqrt(jnp.matmul(jnp.square(x), jnp.ones(x.shape[1], x.dtype), precision="highest"))
@@ -201,7 +193,7 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
                 score += gather(w) * column
         else:
             score = jnp.einsum("np,np->n", gather(weights), x, precision="highest") + gather(bias)
-        below = 2 * node + 1 + routing.hard_step(score).astype(node.dtype)
+        below = 2 * node + 1 + (score > 0).astype(node.dtype)
         return below if error is None else append_bit(below, (state % 2 == 1) | is_uncertain(score))
 
     # A single array is passed from level to level, with a bit for uncertainty. For two arrays, the compiler would
@@ -249,9 +241,9 @@ def ensemble(
 
     # Benchmarks of soft_routing do not apply here: they measure other routings, and XLA's program is different.
     first_tree = weights[0], bias[0], leaf_values[0]
-    how = choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
+    how = _choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
     operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
-    return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
+    return kernels.differentiable(how, _by_rows(fused, 3), plain, *operands)
 
 
 def _at_least_float32(x: Array) -> Any:
@@ -273,7 +265,6 @@ def expected_loss(
     y: Array,
     *,
     weight: Float[Array, " n"] | None = None,
-    leaf_losses: LeafLosses | None = None,
     route: Route = "sigmoid",
     implementation: Implementation = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
@@ -287,8 +278,8 @@ def expected_loss(
     A custom derivative rule processes the samples in blocks, and computes value, gradient and hard routing in one
     visit. The visit needs two matrix products and one sigmoid per node; all else is additions. On a CPU, deep trees
     with sharp sigmoids are visited only on paths that a sample follows with a probability above 1e-6
-    (:mod:`jtrees.routing.sharp`). This requires the losses of the leaves themselves (``leaf_losses`` is None). Each
-    split that is not visited changes the loss of a sample by at most 1e-6 of the range of its losses.
+    (:mod:`jtrees.routing.sharp`). Each split that is not visited changes the loss of a sample by at most 1e-6 of the
+    range of its losses.
 
     Only reverse mode is supported. Layers below the tree need the gradients of ``x``, ``y`` and ``weight``, which take
     another visit by XLA. This visit is left out if these gradients are not needed.
@@ -296,17 +287,17 @@ def expected_loss(
     Args:
       weights: split weights.
       bias: split biases.
-      leaves: a leaf type of :mod:`jtrees.leaves`, or any pytree that ``leaf_losses`` accepts.
+      leaves: a leaf type of :mod:`jtrees.leaves`, or any pytree with ``losses(x, y)``, ``(leaves, n)``, and a
+        ``kernel`` of None.
       x: samples.
       y: targets, first axis n.
       weight: nonnegative weights of the samples, with mean 1 over all data; by default 1. A mini-batch keeps the
         weights of its samples unchanged, so that a sample has the same influence in every batch.
-      leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores
         ``(nodes, n)`` that returns the probabilities of the leaves, ``(leaves, n)``. Automatic differentiation computes
         the gradient, except for sigmoids. It also runs block by block.
-      implementation: see :mod:`jtrees.ops`. A kernel needs a route by name, and the losses of the leaves themselves.
-        The leaves must hold values, or logits with labels as targets.
+      implementation: see :mod:`jtrees.ops`. A kernel needs a route by name, and leaves that hold values, or logits with
+        labels as targets.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
@@ -315,9 +306,53 @@ def expected_loss(
       ValueError: for an unknown route, or if a function of the scores returns another shape.
     """
     _check_route(route)
-    able = isinstance(route, str) and leaf_losses is None and leaves.kernel is not None
+    able = isinstance(route, str) and leaves.kernel is not None
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
-    how = choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
+    how = _choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
-    return expected(leaf_losses, route, how, weights, bias, leaves, x, y, share)
+    return expected(route, how, weights, bias, leaves, x, y, share)
+
+
+def _choose(
+    kernel: str,
+    implementation: Any,
+    able: bool,
+    x: jax.Array,
+    weights: jax.Array,
+    *operands: Any,
+    not_by: tuple[str, ...] = (),
+) -> Choice:
+    """Returns how to run a call: by XLA or by the kernels of some platforms.
+
+    Args:
+      kernel: name of the kernel.
+      implementation: see ``pallas_kernels.choice``.
+      able: whether a kernel exists for this kind of call.
+      x: samples.
+      weights: split weights.
+      *operands: further operands. The width of each matrix among them is a number of outputs.
+      not_by: backends that cannot run the kernel at any size.
+    """
+    requested = kernels.named(implementation)
+    depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in operands if a.ndim == 2], default=1)
+    arrays = [a for a in (x, weights, *operands) if jnp.issubdtype(a.dtype, jnp.floating)]
+    able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
+    # Kernels with bfloat16 samples convert the weights to bfloat16. Only the caller can choose this loss of precision.
+    if requested is None and not (able and all(a.dtype == jnp.float32 for a in arrays)):
+        return XLA
+    if not able:
+        if "xla" in (requested or ()):
+            return XLA
+        raise Unsupported(
+            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32 or bfloat16, depths to "
+            f"{kernels.DEEPEST}, sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
+            "None takes XLA wherever there is no kernel"
+        )
+    return kernels.choose(kernel, requested, kernels.Sizes(x.shape[0], x.shape[1], depth, k), not_by=not_by)
+
+
+def _by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:
+    """Wraps a kernel so that its rows may be sharded over devices, which the compiler cannot do for a kernel."""
+    run = lambda how, *arrays: sharding.each_part(lambda *mine: ((), fused(how, *mine)), *arrays, rows=(rows,))
+    return lambda how, *arrays: run(how, *arrays)[1]

@@ -22,13 +22,11 @@ _CHUNK = 2**16
 
 
 def predict(model: Any, x: Any) -> Any:
-    """Returns predictions of a model in the user's units.
+    """Returns predictions of a model in the user's units, of the array type of x.
 
-    Args:
-      model: a pytree with a pure ``apply(x)``, its number of ``features``, its ``medians`` and its ``scaling``. If
-        there is a scaling, the model ``without_scaling()`` is evaluated on ``scaling.transform(x)``.
-        ``scaling.inverse`` then maps its predictions, in the precision of x.
-      x: samples, ``(n, p)``, a NumPy or JAX array. Predictions have the same type.
+    The model is a pytree with a pure ``apply(x)``, its number of ``features``, its ``medians`` and its ``scaling``. If
+    there is a scaling, the model ``without_scaling()`` is evaluated on ``scaling.transform(x)``. ``scaling.inverse``
+    then maps its predictions, in the precision of x.
 
     Raises:
       ValueError: if x has a wrong rank or width, or values that are not finite.
@@ -50,12 +48,8 @@ def scaled(scaling: Any, x: Any, features: int) -> Any:
 
 
 def fill_gaps(x: Any, medians: Any) -> Any:
-    """Returns samples in which missing values, NaN, are the medians of their columns; a pure function of arrays.
-
-    Args:
-      x: samples, ``(n, p)``. NumPy arrays are filled in double precision, JAX arrays in their own.
-      medians: medians, ``(p,)``. None: x is returned unchanged.
-    """
+    """Returns samples in which missing values, NaN, are the medians of their columns; a pure function of arrays."""
+    # NumPy arrays are filled in double precision, JAX arrays in their own. If the medians are None, x is unchanged.
     if medians is None or not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     if isinstance(x, jax.Array) or validation.is_traced(medians):
@@ -65,11 +59,7 @@ def fill_gaps(x: Any, medians: Any) -> Any:
 
 
 def filled(x: Any, medians: Any, names: Sequence[str] | None = None) -> Any:
-    """Returns :func:`fill_gaps`, the same object if there are no gaps. ``names`` are the names of the columns.
-
-    Warns:
-      jtrees.tables.ColumnsWarning: with the number of gaps in each column. Traced arrays give no warning.
-    """
+    """Returns :func:`fill_gaps`, the same object without gaps, and warns of the number of gaps in each column."""
     if medians is None or validation.is_traced(x, medians):
         return fill_gaps(x, medians)
     counts = np.asarray((jnp if isinstance(x, jax.Array) else np).isnan(x).sum(0)).tolist()
@@ -83,19 +73,16 @@ def filled(x: Any, medians: Any, names: Sequence[str] | None = None) -> Any:
 def evaluate(
     fn: Callable[[Any, jax.Array], Any], model: Any, x: Any, *, features: int, scaling: Any = None, medians: Any = None
 ) -> Any:
-    """Evaluates ``fn(model, x)``, compiled and block by block. ``fn`` is traceable and has one output row per sample.
+    """Evaluates ``fn(model, x)``, compiled and block by block. Outputs have the array type of x.
 
     Args:
-      fn: a module-level function or a method (it is a static argument).
+      fn: a module-level function or a method (it is a static argument), with one output row per sample.
       model: a pytree.
-      x: samples, ``(n, p)``, a NumPy or JAX array. Outputs have the same type.
+      x: samples, ``(n, p)``, a NumPy or JAX array.
       features: required number of columns.
-      scaling: object with a method ``transform`` that scales the samples, or None. It scales NumPy arrays block by
-        block.
-      medians: medians that fill gaps before the samples are scaled, ``(p,)``. None: gaps are not finite.
-
-    Warns:
-      jtrees.tables.ColumnsWarning: if gaps are filled.
+      scaling: object with a method ``transform`` that scales the samples, NumPy arrays block by block, or None.
+      medians: medians that fill gaps before the samples are scaled, with a warning, ``(p,)``. None: gaps are not
+        finite.
 
     Raises:
       ValueError: if x has a wrong rank or width, or values that are not finite.
@@ -104,28 +91,12 @@ def evaluate(
 
 
 def evaluate_leaves(
-    trees: Any,
-    x: Any,
-    *,
-    scaling: Any,
-    medians: Any = None,
-    finish: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    trees: Any, x: Any, *, scaling: Any, medians: Any = None, finish: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> Any:
-    """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``.
-
-    For a NumPy array and a model in single precision, the leaves do not depend on rounding (:mod:`jtrees.exact`).
-
-    Args:
-      trees: an :class:`jtrees.ObliqueTree`, or many trees of one shape with a leading axis in every array.
-      x: samples, as for :func:`evaluate`.
-      scaling: as for :func:`evaluate`.
-      medians: as for :func:`evaluate`.
-      finish: ``(leaf, x) -> outputs`` on the host. It maps the leaves and the scaled rows of a chunk of a NumPy array
-        to the rows of the result.
-
-    Raises:
-      ValueError: in the cases of :func:`evaluate`.
-    """
+    """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``."""
+    # For a NumPy array and a model in single precision, the leaves do not depend on rounding (`exact`). Many trees have
+    # a leading axis in every array. On the host, `finish(leaf, x) -> outputs` maps the leaves and the scaled rows of a
+    # chunk of a NumPy array to the rows of the result. The other arguments are those of `evaluate`.
     return _evaluate(_leaf_index, _Splits(trees.weights, trees.bias), x, trees.features, scaling, medians, finish)
 
 
@@ -193,9 +164,6 @@ def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, Any]:
     return outputs, finite
 
 
-# --- Leaves of hard trees --------------------------------------------------------------------------------------------
-
-
 class _Splits(NamedTuple):
     """The splits of a tree, or of many trees with a leading axis; ``unit`` has factors of the features, or is None."""
 
@@ -244,9 +212,6 @@ def _unit_splits(splits: _Splits) -> _Splits:
     forget = lambda _: _UNIT_SPLITS.pop(key, None)
     _UNIT_SPLITS[key] = [weakref.ref(arrays[0], forget), weakref.ref(arrays[1])], copies, splits
     return splits
-
-
-# --- Chunks of NumPy arrays ------------------------------------------------------------------------------------------
 
 
 def _on_host(fn: Any, model: Any, x: np.ndarray, transform: Any, dtype: Any, finish: Any) -> tuple[np.ndarray, bool]:

@@ -57,19 +57,13 @@ def on_host(tree: Any) -> Any:
 
 
 def _before_fork() -> None:
-    global _used_at_fork
-    _used_at_fork = _backend_is_initialized()
+    global _used_at_fork  # JAX has no public function for this
+    _used_at_fork = getattr(xla_bridge, "backends_are_initialized", lambda: True)()
 
 
 def _in_child() -> None:
     global _lacks_xla
     _lacks_xla = _lacks_xla or _used_at_fork
-
-
-def _backend_is_initialized() -> bool:
-    # JAX has no public function for this.
-    initialized = getattr(xla_bridge, "backends_are_initialized", None)
-    return True if initialized is None else initialized()
 
 
 if hasattr(os, "register_at_fork"):

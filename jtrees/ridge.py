@@ -19,10 +19,10 @@ _times: Any = partial(jnp.matmul, precision="highest")
 
 
 class Ridge(NamedTuple):
-    """A ridge regression: slopes ``(p, k)``; degrees of freedom, GCV error and noise left of each output, ``(k,)``.
+    """A ridge regression: slopes ``(p, k)``; degrees of freedom, GCV error and noise left of each output, ``(k,)``."""
 
-    The noise left is the part of the variance of noise along the features that the residuals keep: 0 for least squares.
-    """
+    # The noise left is the part of the variance of noise along the features that the residuals keep: 0 for least
+    # squares.
 
     slopes: Float[Array, "p k"]
     df: Float[Array, " k"]
@@ -31,12 +31,10 @@ class Ridge(NamedTuple):
 
 
 def decomposed(matrices: Float[Array, "m p p"]) -> tuple[Float[Array, "m p"], Float[Array, "m p p"]]:
-    """Returns eigenvalues and eigenvectors of symmetric matrices.
-
-    A CPU decomposes one matrix at a time, even under ``vmap``. A batch could deadlock: a worker of XLA's thread pool
-    distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
-    devices (jaxlib 0.10.2: ``ParallelBatchMap``).
-    """
+    """Returns eigenvalues and eigenvectors of symmetric matrices."""
+    # A CPU decomposes one matrix at a time, even under `vmap`. A batch could deadlock: a worker of XLA's thread pool
+    # distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
+    # devices (jaxlib 0.10.2: `ParallelBatchMap`).
     eigh = lambda a: tuple(jnp.linalg.eigh(a))
     one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
 
@@ -63,11 +61,10 @@ def ridge(
 ) -> Ridge:
     """Returns the ridge regression of centred targets whose strength has the least GCV error.
 
-    The error is generalised cross-validation (Golub, Heath & Wahba 1979). The shorter side of x is decomposed. Let
-    ``B = x sqrt(w)`` and ``B B' = U diag(a) U'``, or ``B' B = Q diag(a) Q'``. With ``h = U' sqrt(w) y``, strength s has
-    the slopes ``B' U h / (a + s)``. With ``g = Q' B' sqrt(w) y``, they are ``Q g / (a + s)``, and ``g**2`` is
-    ``a h**2``. The sum of squares falls by ``sum g**2 (a + 2 s) / (a + s)**2``, for ``sum a / (a + s)`` degrees of
-    freedom.
+    The error is generalised cross-validation (Golub, Heath & Wahba 1979). The shorter side of x is decomposed. Let ``B
+    = x sqrt(w)`` and ``B B' = U diag(a) U'``, or ``B' B = Q diag(a) Q'``. With ``h = U' sqrt(w) y``, strength s has the
+    slopes ``B' U h / (a + s)``. With ``g = Q' B' sqrt(w) y``, they are ``Q g / (a + s)``, and ``g**2`` is ``a h**2``.
+    The sum of squares falls by ``sum g**2 (a + 2 s) / (a + s)**2``, for ``sum a / (a + s)`` degrees of freedom.
 
     Args:
       x: centred features of variance about 1.

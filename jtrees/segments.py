@@ -44,18 +44,9 @@ def wide(per_row: Any, like: Any) -> Any:
 
 
 def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
-    """Returns the sums of the rows of each leaf.
-
-    Args:
-      values: rows. A float32 sum of more than 65 536 rows is accurate to the last digits of an upper bound: the
-        largest magnitude in the leaf times its number of rows.
-      leaf_index: leaf of each row.
-      num_leaves: number of leaves.
-
-    Example:
-      >>> print(jtrees.segments.sums(jnp.full(2**21, 0.1), jnp.zeros(2**21, int), 1))
-      [209715.2]
-    """
+    """Returns the sums of the rows of each leaf."""
+    # A float32 sum of more than 65 536 rows is accurate to the last digits of an upper bound: the largest magnitude in
+    # the leaf times its number of rows.
     if module_of(values, leaf_index) is np:
         flat = values.reshape(len(values), -1).T
         columns = [np.bincount(leaf_index, column, num_leaves) for column in flat]
@@ -75,10 +66,8 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
 
 
 def quick_sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
-    """Returns :func:`sums` faster, with an error of about 1e-6 of the sum of the magnitudes in a leaf.
-
-    Sums of blocks of rows are added up, so that no addend is much smaller than the sum so far.
-    """
+    """Returns :func:`sums` faster, with an error of about 1e-6 of the sum of the magnitudes in a leaf."""
+    # Sums of blocks of rows are added up, so that no addend is much smaller than the sum so far.
     if module_of(values, leaf_index) is np or len(values) <= _FEW or values.dtype != jnp.float32:
         return sums(values, leaf_index, num_leaves)
     block = max(_BLOCK, _OF_LEAF * num_leaves)
@@ -105,23 +94,15 @@ def floating(y: Array) -> Array:
 
 
 def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[Array, " n"]:
-    """Returns the weights, or ones if they are None, in the array type of the targets.
-
-    Args:
-      sample_weight: weights, or None.
-      y: targets.
-      dtype: dtype of JAX arrays. None: the dtype of the targets.
-    """
+    """Returns the weights, or ones if they are None, in the array type and by default the dtype of the targets."""
     xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)
     dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(y.dtype if dtype is None else dtype)
     return xp.ones(len(y), dtype) if sample_weight is None else xp.asarray(sample_weight, dtype)
 
 
 def mean_one(weight: Array) -> Float[Array, " n"]:
-    """Returns weights scaled to mean 1 over the rows of positive weight. A weight is then a number of samples.
-
-    Wherever rows are weighed, the weights come from this function. Only the ratios of the given weights matter.
-    """
+    """Returns weights scaled to mean 1 over the rows of positive weight. A weight is then a number of samples."""
+    # Wherever rows are weighed, the weights come from this function. Only the ratios of the given weights matter.
     xp = module_of(weight)
     tiny = xp.finfo(weight.dtype).tiny
     weight = weight / xp.maximum(weight.max(), tiny)  # sums of large weights would be infinite
@@ -130,12 +111,9 @@ def mean_one(weight: Array) -> Float[Array, " n"]:
 
 
 def effective(sample_weight: Array) -> Float[Array, " n"]:
-    """Returns weights rescaled to effective numbers of samples. Only the ratios of the given weights matter.
-
-    The result sums to Kish's effective sample size, which is below the number of samples to which :func:`mean_one`
-    sums. A cross-validation that treats a weight as a number of samples, as of a ridge regression, is then not
-    overconfident.
-    """
+    """Returns weights rescaled to effective numbers of samples. Only the ratios of the given weights matter."""
+    # The result sums to Kish's effective sample size, which is below the number of samples to which `mean_one` sums. A
+    # cross-validation that treats a weight as a number of samples, as of a ridge regression, is then not overconfident.
     xp, tiny = module_of(sample_weight), np.finfo(sample_weight.dtype).tiny
     weight = sample_weight / xp.maximum(sample_weight.max(), tiny)
     return weight * total(weight) / xp.maximum(total(weight * weight), tiny)
@@ -149,17 +127,8 @@ def means(
     *,
     default: Any = None,
 ) -> Float[Array, "leaves *k"]:
-    """Returns the weighted mean of the rows of each leaf.
-
-    On the host, the mean of equal values is exactly this value.
-
-    Args:
-      leaf_index: leaf of each row.
-      y: values.
-      num_leaves: number of leaves.
-      weight: nonnegative weights.
-      default: value of a leaf without weight. None: the mean of all rows.
-    """
+    """Returns the weighted mean of the rows of each leaf. A leaf without weight has ``default``, or the mean of all."""
+    # On the host, the mean of equal values is exactly this value.
     xp = module_of(leaf_index, y, weight)
     count = wide(sums(weight, leaf_index, num_leaves), y)
     safe = xp.where(count > 0, count, 1)
@@ -195,10 +164,8 @@ def quantiles(
     levels: Sequence[float],
     weight: Float[Array, " n"],
 ) -> tuple[Float[Array, "leaves k"], Array]:
-    """Returns weighted quantiles of the rows of each leaf, and whether the leaf has weight.
-
-    If all values between two rows are quantiles, the result is their mid-point.
-    """
+    """Returns weighted quantiles of the rows of each leaf, and whether the leaf has weight."""
+    # If all values between two rows are quantiles, the result is their mid-point.
     xp, n = module_of(leaf_index, y, weight), len(y)
     group = xp.where(weight > 0, leaf_index, num_leaves)  # rows without weight come last
     order = xp.lexsort((y, group))
@@ -225,10 +192,8 @@ def quantiles(
 
 
 def _parts_of(weight: Any, leaf: Any, count: Any, first: Any) -> tuple[Any, Any]:
-    """Returns the cumulative weight of each row within its leaf, including the row, as the sum of two numbers.
-
-    Rows are sorted by leaf. The weights are relative to a power of two, which depends on the leaf.
-    """
+    """Returns the cumulative weight of each row within its leaf, including the row, as the sum of two numbers."""
+    # Rows are sorted by leaf. The weights are relative to a power of two, which depends on the leaf.
     xp, n = module_of(weight), len(weight)
     size = 64 if weight.dtype == np.float64 else 32
     bits = _bits(n, size)

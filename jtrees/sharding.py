@@ -63,11 +63,9 @@ def put_rows(tree: Any) -> Any:
 
 
 def from_host(array: Any, dtype: Any = None) -> Any:
-    """Returns a NumPy array on the default device, and a JAX array unchanged. The NumPy array must not change later.
-
-    In a forked process that has no XLA, a NumPy array remains on the host. ``jnp.asarray`` would compile a program for
-    each shape and dtype.
-    """
+    """Returns a NumPy array on the default device, and a JAX array unchanged. The NumPy array must not change later."""
+    # In a forked process that has no XLA, a NumPy array remains on the host. `jnp.asarray` would compile a program for
+    # each shape and dtype.
     if isinstance(array, jax.Array) and dtype in (None, array.dtype):
         return array
     if processes.lost_xla():
@@ -104,10 +102,8 @@ def same(tree: Any) -> Any:
 
 
 def parts(n: int | None = None) -> int:
-    """Returns the number of shards of rows: the size of ``data`` in the mesh in context, or 1 if there is no mesh.
-
-    If n is not a multiple of this size, the result is 1, because the n rows are not sharded.
-    """
+    """Returns the number of shards of rows: the size of ``data`` in the mesh in context, or 1 if there is no mesh."""
+    # If n is not a multiple of this size, the result is 1, because the n rows are not sharded.
     context = jax.sharding.get_abstract_mesh()
     if DATA not in context.axis_names or DATA in context.manual_axes:
         return 1
@@ -131,10 +127,8 @@ def axes_of_starts() -> set[str]:
 
 
 def keep_rows(tree: Any) -> Any:
-    """Constrains rows, or the leading axis of row shards, to be sharded over ``data``, within a program.
-
-    In code sharded over ``starts``, arrays from outside must be constrained before they are indexed.
-    """
+    """Constrains rows, or the leading axis of row shards, to be sharded over ``data``, within a program."""
+    # In code sharded over `starts`, arrays from outside must be constrained before they are indexed.
     context = jax.sharding.get_abstract_mesh()
     if not {STARTS, DATA} & set(context.axis_names):
         return tree
@@ -156,15 +150,9 @@ def _many_within_device(size: int, batched: list[bool], a: jax.Array) -> tuple[j
 
 
 def each_part(fn: Callable[..., tuple[Any, Any]], *arrays: Any, rows: tuple[int, ...]) -> tuple[Any, Any]:
-    """Runs ``fn(*arrays)`` on each device along ``data`` with its own rows. Differentiable.
-
-    This is for functions that the compiler cannot partition, such as kernels.
-
-    Args:
-      fn: function that returns sums over its rows, which are added up over the devices, and results by row.
-      *arrays: pytrees.
-      rows: indices of the arrays that have rows.
-    """
+    """Runs ``fn(*arrays)`` on each device along ``data`` with its own rows. Differentiable."""
+    # This is for functions that the compiler cannot partition, such as kernels. `fn` returns sums over its rows, which
+    # are added up over the devices, and results by row. `rows` are the indices of the arrays that have rows.
     if parts(jax.tree.leaves(arrays[rows[0]])[0].shape[0]) == 1:
         return fn(*arrays)
 

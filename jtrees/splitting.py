@@ -29,25 +29,15 @@ _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above roundi
 
 
 class Thresholds(NamedTuple):
-    """The best split of each node: right if ``x[:, feature] > threshold``, else left.
+    """The best split of each node: right if ``x[:, feature] > threshold``, else left."""
 
-    Attributes:
-      feature: index of the feature, ``(nodes,)``.
-      threshold: threshold, midway between two bins.
-      gain: decrease of the impurity, or 0 if no split has a gain.
-    """
-
-    feature: Int[Array, " nodes"]
-    threshold: Float[Array, " nodes"]
-    gain: Float[Array, " nodes"]
+    feature: Int[Array, " nodes"]  # index of the feature, (nodes,)
+    threshold: Float[Array, " nodes"]  # threshold, midway between two bins
+    gain: Float[Array, " nodes"]  # decrease of the impurity, or 0 if no split has a gain
 
 
 def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
-    """Returns edges of bins with about equal numbers of samples, midway between two values. Runs on the host.
-
-    Returns:
-      ``(p, bins - 1)``, ascending, padded with infinity if a feature has fewer values.
-    """
+    """Returns edges of bins with about equal numbers of samples, ``(p, bins - 1)``, midway between two values."""
     edges = np.full((x.shape[1], bins - 1), np.inf, np.float32)
     for row, column in zip(edges, x.T, strict=True):
         values = np.unique(column)
@@ -60,10 +50,8 @@ def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
 
 
 def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -> Float[Array, "p bins"]:
-    """Returns edges of bins with about equal numbers of the samples inside, like :func:`edges_of`, in a program.
-
-    An edge is repeated if a bin would be empty.
-    """
+    """Returns edges of bins with about equal numbers of the samples inside, like :func:`edges_of`, in a program."""
+    # An edge is repeated if a bin would be empty.
     count, after = inside.sum(), jnp.arange(1, bins)
     last = after * (count // bins) + after * (count % bins) // bins - 1  # index of the last sample of each bin
 
@@ -121,17 +109,9 @@ def best_thresholds(
     *,
     codes: Integer[Array, "p n"] | None = None,
 ) -> Thresholds:
-    """Returns the split with the largest gain in each node.
-
-    Args:
-      x: features.
-      edges: edges of the bins of the features: see :func:`edges_of`.
-      statistics: contribution of each sample to its node.
-      node: node of each sample, from 0.
-      nodes: number of nodes.
-      impurity: :func:`entropy` or :func:`squared_deviation`.
-      codes: bin of each value, from :func:`codes_of`, which several calls can share. None: computed here.
-    """
+    """Returns the split with the largest gain in each node."""
+    # `edges` are those of `edges_of`, `statistics` the contribution of each sample to its node, and `impurity` is
+    # `entropy` or `squared_deviation`. `codes` are the bins of `codes_of`, which several calls can share.
     codes = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
     rounding = _GAIN * jnp.abs(sums).sum(-1)  # impurity that rounding errors can cause
@@ -159,10 +139,8 @@ def best_thresholds(
 
 
 def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: Float[Array, "m q"]) -> Array:
-    """Returns statistics of targets that are centred by the mean of their node.
-
-    The squares of targets far from the mean of all rows would lose the digits in which targets of a node differ.
-    """
+    """Returns statistics of targets that are centred by the mean of their node."""
+    # The squares of targets far from the mean of all rows would lose the digits in which targets of a node differ.
     weight = statistics[:, :1]
     safe = lambda count: jnp.where(count > 0, count, 1)
     y = statistics[:, 1:-1] / safe(weight) - (sums[:, 1:-1] / safe(sums[:, :1]))[node]
@@ -172,11 +150,9 @@ def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: 
 def binned_cart(
     batch: Any, edges: Float[Array, "p bins"], task: Task, depth: int, codes: Integer[Array, "n p"] | None = None
 ) -> tuple[Float[Array, "nodes p"], Float[Array, " nodes"]]:
-    """Returns weights and biases of the splits of a tree that is grown level by level.
-
-    A node without a gain does not split. ``batch`` is a :class:`jtrees.Batch`, and ``edges`` is as for
-    :func:`best_thresholds`. ``codes`` are the bins of the values; None: computed here.
-    """
+    """Returns weights and biases of the splits of a tree that is grown level by level."""
+    # A node without a gain does not split. `batch` is a `Batch`, and `edges` is as for `best_thresholds`. `codes` are
+    # the bins of the values; None: computed here.
     x, edges, size = batch.x, jnp.asarray(edges), topology.num_nodes(depth)
     statistics, impurity = statistics_of(task, batch.y, ones_or(batch.weight, x))
     codes = codes_of(x, edges) if codes is None else codes.T
@@ -204,16 +180,9 @@ def binned_cart(
 
 
 def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " count"]:
-    """Returns the columns whose values and squares vary most with the targets, in ascending order.
-
-    Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is judged
-    by its squared correlations with the targets, plus those of its squared distance from its mean.
-
-    Args:
-      batch: a :class:`jtrees.Batch` of numbers as targets, ``(n,)`` or ``(n, k)``.
-      count: number of columns, at most p.
-      key: key of the draw.
-    """
+    """Returns the columns whose values and squares vary most with the targets, in ascending order."""
+    # Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is
+    # judged by its squared correlations with the targets, plus those of its squared distance from its mean.
     step = max(1, len(batch.x) // _ROWS_OF_COVARIANCE)
     share = ones_or(batch.weight, batch.x)[::step]
     share = share / share.sum()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import prediction, processes, validation
+from jtrees.tasks import Policy
 from jtrees.tasks.labels import check_labels
 
 _READ = 8  # text with more digits is for computation, not for reading
@@ -14,15 +15,11 @@ _REWARD_DIGITS = 3
 _LONGEST = 1e9  # a number from here on is written with an exponent
 _PARALLEL = 1e-5  # largest difference of two directions that count as the same, relative to their largest weight
 
-# --- Numbers and sums ------------------------------------------------------------------------------------------------
-
 
 def number_text(value: Any, digits: int | None = None, zero: float = 0.0) -> str:
-    """Returns ``zero + value`` as text. Only the value is rounded to significant digits.
-
-    The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
-    Without ``digits``, the text is the shortest that parses as this number in float64.
-    """
+    """Returns ``zero + value`` as text. Only the value is rounded to significant digits."""
+    # The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
+    # Without `digits`, the text is the shortest that parses as this number in float64.
     if digits is None:
         return np.format_float_positional(np.float64(zero + value), trim="-")
     rounded = f"{value:.{digits}g}"
@@ -49,13 +46,10 @@ def largest_terms(
     *,
     largest_first: bool = False,
 ) -> tuple[np.ndarray, int]:
-    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of omitted terms.
+    """Returns the indices of the ``max_terms`` terms of largest variation, in order, and the number of omitted terms.
 
-    Args:
-      weights: weights, ``(p,)``. A weight of zero is not a term.
-      max_terms: maximum number of terms. None: all terms.
-      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      largest_first: whether the terms are sorted by size, the largest first.
+    A weight of zero is not a term. ``max_terms`` None: all terms. ``deviations`` are those of the features, ``(p,)``;
+    None: equal deviations. ``largest_first`` sorts the terms by size.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
@@ -77,10 +71,8 @@ def linear_text(
     *,
     largest_first: bool = False,
 ) -> str:
-    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
-
-    If there are more than ``max_terms`` terms, only the :func:`largest <largest_terms>` are included.
-    """
+    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights."""
+    # If there are more than `max_terms` terms, only the `largest_terms` are included.
     shown, left_out = largest_terms(weights, max_terms, deviations, largest_first=largest_first)
     if not len(shown):
         return "0"
@@ -88,15 +80,6 @@ def linear_text(
     text = " ".join(f"{'-' if weights[i] < 0 else '+'} {term(i)}" for i in shown)
     text = text.removeprefix("+ ") if weights[shown[0]] > 0 else f"-{text.removeprefix('- ')}"
     return f"{text} {smaller_terms(left_out)}" if left_out else text
-
-
-# --- Leaves ----------------------------------------------------------------------------------------------------------
-
-
-def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
-    """Returns the ``max_terms`` most probable classes by name with probabilities: see :func:`classes_text`."""
-    texts = [f"{name}: {number_text(share, digits)}" for name, share in zip(names, shares, strict=True)]
-    return classes_text(np.asarray(shares), texts, max_terms)
 
 
 def model_text(
@@ -113,16 +96,8 @@ def model_text(
 ) -> str:
     """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`.
 
-    Args:
-      slopes: slopes, ``(p,)``.
-      intercept: the intercept.
-      bounds: lower and upper bound of the output, or None.
-      names: names of the features.
-      digits: significant digits.
-      zero: number that is added to intercept and bounds, exactly.
-      max_terms: maximum number of terms. None: all terms.
-      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      short: whether the largest terms come first, and bounds are omitted.
+    ``bounds`` are the lower and the upper bound of the output, or None. ``zero`` is added to intercept and bounds,
+    exactly. If ``short``, the largest terms come first, and bounds are omitted.
     """
     number = lambda value: number_text(value, digits, zero)
     if not slopes.any():  # a constant is within its bounds
@@ -134,21 +109,12 @@ def model_text(
     return f"{text} {sign} {constant.removeprefix('-')}{between}"
 
 
-# --- Trees -----------------------------------------------------------------------------------------------------------
-
-
 def tree_text(
-    tree: Any,
-    feature_names: Sequence[str] | None,
-    digits: int,
-    class_names: Sequence[str] | None,
-    x: Any,
-    y: Any,
-    max_terms: int | None,
+    tree: Any, feature_names: Any, digits: int, class_names: Any, x: Any, y: Any, max_terms: int | None
 ) -> str:
     """Returns the rules of a tree: see :meth:`jtrees.ObliqueTree.to_text`."""
     tree = processes.on_host(tree) if processes.lost_xla() else tree
-    names = names_of(tree, feature_names)
+    names = validation.checked_names(feature_names, tree.features)
     deviations, rows = measured(tree, x, y, class_names, max_terms)
     options: Any = {"max_terms": max_terms, "deviations": deviations}
     shown = with_short_origin(tree, deviations, digits)
@@ -161,7 +127,8 @@ def tree_text(
 
     def condition(node: int) -> str:
         if score is None:
-            return split_text(shown, node, names, digits, threshold=thresholds[node], **options)
+            weights = np.asarray(shown.weights[node], np.float64)
+            return f"{linear_text(weights, relative_names(shown, names), digits, **options)} > {thresholds[node]}"
         return f"{score.name} {'<' if score.opposite[node] else '>'} {thresholds[node]}"
 
     def render(node: int, indent: str) -> None:
@@ -182,27 +149,18 @@ def tree_text(
 
 
 class Score(NamedTuple):
-    """The score that all splits of a tree divide.
+    """The score that all splits of a tree divide."""
 
-    Attributes:
-      name: name of the score.
-      weights: weights of the features, ``(p,)``.
-      tree: the tree with biases in units of the score.
-      opposite: whether a sample goes right below the threshold, ``(nodes,)`` bool.
-    """
-
-    name: str
-    weights: np.ndarray
-    tree: Any
-    opposite: np.ndarray
+    name: str  # name of the score
+    weights: np.ndarray  # weights of the features, (p,)
+    tree: Any  # the tree with biases in units of the score
+    opposite: np.ndarray  # whether a sample goes right below the threshold, (nodes,) bool
 
 
 def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
-    """Returns the score that all splits of a tree divide.
-
-    The result is None if the splits have several directions, a single feature or a single split. It is also None if the
-    text has more than 8 digits, because the directions may differ by rounding.
-    """
+    """Returns the score that all splits of a tree divide."""
+    # The result is None if the splits have several directions, a single feature or a single split. It is also None if
+    # the text has more than 8 digits, because the directions may differ by rounding.
     splits = np.flatnonzero(tree.splits)
     weights = np.asarray(tree.weights, np.float64)
     reference = weights[splits[0]] if len(splits) > 1 else np.zeros(0)
@@ -220,27 +178,13 @@ def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
     return Score(name, reference, tree.replace(bias=np.asarray(tree.bias, np.float64) / ratio), ratio < 0)
 
 
-def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
-    """Returns names of the features, by default ``x0``, ``x1``, ...
-
-    Raises:
-      ValueError: if the number of names is not the number of columns, and for equal names.
-    """
-    return validation.checked_names(feature_names, tree.features)
-
-
 def measured(
     tree: Any, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
 ) -> tuple[np.ndarray | None, list[list[str]]]:
-    """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`.
+    """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`, which also lists the errors.
 
-    Returns:
-      The standard deviation of each feature, or None if there is no table. For each leaf, a list of texts with the
-      number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
-      The list is empty if there is no table.
-
-    Raises:
-      ValueError: in the cases of :meth:`jtrees.ObliqueTree.to_text`.
+    These are the standard deviation of each feature, or None if there is no table, and a list of texts for each leaf:
+    the number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
     """
     classes = tree.classes
     if max_terms is not None:
@@ -260,16 +204,16 @@ def measured(
     rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(tree.bias) + 1)]
     if y is None:
         return deviations, rows
+    kind = "action" if tree.is_policy else "class"
+    labels = [f"{kind} {i}" for i in range(classes)] if class_names is None else list(map(str, class_names))
     if tree.is_policy:
-        labels = class_labels(tree, class_names)
-        for mean, texts in zip(tree.mean_rewards(leaf, y), rows, strict=True):
+        for mean, texts in zip(_mean_rewards(tree, leaf, y), rows, strict=True):
             order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
         return deviations, rows
     y = check_labels(y, classes)
     validation.check_rows(y, len(leaf))
-    labels = class_labels(tree, class_names)
     leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
     for counts, texts in zip(leaf_counts, rows, strict=True):
         present = np.flatnonzero(counts)
@@ -278,30 +222,13 @@ def measured(
     return deviations, rows
 
 
-def class_labels(tree: Any, class_names: Sequence[str] | None) -> list[str]:
-    """Returns names of the classes or actions, by default ``class 0`` or ``action 0`` and so on."""
-    kind = "action" if tree.is_policy else "class"
-    return [f"{kind} {i}" for i in range(tree.classes or 0)] if class_names is None else list(map(str, class_names))
-
-
-def split_text(
-    tree: Any,
-    node: int,
-    names: Sequence[str],
-    digits: int = 3,
-    *,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    threshold: str | None = None,
-) -> str:
-    """Returns the condition for going right at a node, such as ``"1.2 age - 0.5 bmi > 3"``.
-
-    If there are more than ``max_terms`` terms, the condition has the terms with the largest |weight| times feature
-    deviation, and the number of omitted terms. ``threshold`` is the text of the threshold: see :func:`threshold_texts`.
-    """
-    weights, bias = np.asarray(tree.weights[node], np.float64), float(tree.bias[node])
-    above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
-    return f"{linear_text(weights, relative_names(tree, names), digits, max_terms, deviations)} > {above}"
+def _mean_rewards(tree: Any, leaf: np.ndarray, rewards: Any) -> np.ndarray:
+    """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf."""
+    checked = Policy(tree.classes or 0).held_out_targets(rewards, len(leaf))
+    sums = np.zeros((len(tree.bias) + 1, checked.shape[1]))
+    np.add.at(sums, leaf, checked)
+    count = np.bincount(leaf, minlength=len(sums))[:, None]
+    return np.where(count, sums / np.maximum(count, 1), np.nan)
 
 
 def threshold_texts(tree: Any, digits: int) -> list[str]:
@@ -317,22 +244,18 @@ def threshold_texts(tree: Any, digits: int) -> list[str]:
 
 
 def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
-    """Returns the prediction of a leaf as text.
-
-    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`split_text`. ``class_names`` are as in
-    :meth:`jtrees.ObliqueTree.to_text`. ``short`` lists the largest terms of linear leaves first, and omits bounds.
-    """
+    """Returns the prediction of a leaf as text."""
+    # `shown`: `max_terms` and `deviations` choose terms as in `split_text`. `class_names` are as in `to_text`. `short`
+    # lists the largest terms of linear leaves first, and omits bounds.
     y_zero = 0.0 if tree.origin is None or tree.origin.y is None else np.asarray(tree.origin.y, np.float64)
     return tree.leaves.describe(leaf, relative_names(tree, names), digits, y_zero, **shown)
 
 
 def with_short_origin(tree: Any, deviations: np.ndarray | None, digits: int) -> Any:
-    """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
-
-    The origin of a feature is rounded to the power of ten below the feature's deviation. Thresholds and intercepts are
-    converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations or
-    more than 8 digits.
-    """
+    """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204."""
+    # The origin of a feature is rounded to the power of ten below the feature's deviation. Thresholds and intercepts
+    # are converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations
+    # or more than 8 digits.
     if tree.origin is None or deviations is None or digits > _READ:
         return tree
     zero = np.asarray(tree.origin.x, np.float64)

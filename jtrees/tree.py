@@ -10,8 +10,9 @@ from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
+from jtrees.leaves import kind_of
 from jtrees.segments import Array
-from jtrees.tasks import Policy
+from jtrees.tasks import Task
 from jtrees.text import tree_text
 
 
@@ -165,7 +166,7 @@ class ObliqueTree:
 
     @property
     def scaling(self) -> Origin | None:
-        """The transform of samples and predictions: see :func:`jtrees.prediction.predict`."""
+        """The transform of samples and predictions: see ``jtrees.prediction.predict``."""
         return self.origin
 
     def without_scaling(self) -> "ObliqueTree":
@@ -304,22 +305,6 @@ class ObliqueTree:
         """
         return tree_text(self._single(), feature_names, digits, class_names, x, y, max_terms)
 
-    def mean_rewards(self, leaf_index: np.ndarray, rewards: Any) -> np.ndarray:
-        """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf.
-
-        Args:
-          leaf_index: leaf of each row, ``(n,)``.
-          rewards: rewards of all actions, ``(n, K)``.
-
-        Raises:
-          ValueError: for rewards of a wrong shape, or rewards that are not finite.
-        """
-        checked = Policy(self.classes or 0).held_out_targets(rewards, len(leaf_index))
-        sums = np.zeros((len(self.bias) + 1, checked.shape[1]))
-        np.add.at(sums, leaf_index, checked)
-        count = np.bincount(leaf_index, minlength=len(sums))[:, None]
-        return np.where(count, sums / np.maximum(count, 1), np.nan)
-
     def __repr__(self) -> str:
         kind = getattr(self.leaves, "name", type(self.leaves).__name__)
         if validation.is_traced(self) or not isinstance(self.weights, (jax.Array, np.ndarray)):
@@ -345,3 +330,9 @@ def counted_from(zero: Any, x: Any) -> Any:
     x = x.astype(jnp.int32) if short else x
     low = x % 4096
     return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)
+
+
+def with_empty_leaves(splits: ObliqueTree, leaves: str, task: Task) -> ObliqueTree:
+    """Returns the tree of splits with leaves of zeros, which can be refitted, ``"constant"`` or ``"linear"``."""
+    nodes, features = splits.weights.shape
+    return splits.replace(leaves=kind_of(leaves, task).empty(nodes + 1, features, task.shape, splits.bias.dtype))

@@ -21,14 +21,8 @@ _MOST = 5  # items of a quoted list
 
 
 def quoted(value: Any) -> str:
-    """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters.
-
-    A number of NumPy is quoted as a plain number, because options are converted before they are checked.
-
-    Example:
-      >>> jtrees.validation.quoted("a name with  spaces ")
-      "'a name with  spaces '"
-    """
+    """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters."""
+    # A number of NumPy is quoted as a plain number, because options are converted before they are checked.
     is_number = isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biufc"
     try:
         text = str(value) if is_number else repr(value)
@@ -42,24 +36,14 @@ def quoted(value: Any) -> str:
 
 
 def listed(texts: Iterable[str], separator: str = ", ") -> str:
-    """Returns the first five texts, and the number of further texts.
-
-    Example:
-      >>> jtrees.validation.listed("abcdefg")
-      'a, b, c, d, e and 2 more'
-    """
+    """Returns the first five texts, and the number of further texts, such as ``a, b, c, d, e and 2 more``."""
     texts = list(texts)
     omitted = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
     return separator.join(texts[:_MOST]) + omitted
 
 
 def quoted_list(values: Iterable[Any]) -> str:
-    """Returns the first five values as :func:`quoted`, and the number of further values.
-
-    Example:
-      >>> jtrees.validation.quoted_list("abcdefg")
-      "'a', 'b', 'c', 'd', 'e' and 2 more"
-    """
+    """Returns the first five values as :func:`quoted`, and the number of further values."""
     return listed(map(quoted, values))
 
 
@@ -70,11 +54,7 @@ def first_repeated(names: Iterable[str]) -> str | None:
 
 
 def checked_names(feature_names: Any, features: int) -> list[str]:
-    """Returns the names of features as text, by default ``x0``, ``x1``, ...
-
-    Raises:
-      ValueError: for a wrong number of names, and for equal names.
-    """
+    """Returns the names of features as text, by default ``x0``, ``x1``, ...; raises ``ValueError`` for equal names."""
     names = [f"x{i}" for i in range(features)] if feature_names is None else list(map(str, feature_names))
     if len(names) != features:
         raise ValueError(f"feature_names must hold {features} names, one a column, got {len(names)}")
@@ -133,13 +113,7 @@ def check_key(key: Any) -> None:
 
 
 def check_number(
-    name: str,
-    value: Any,
-    *,
-    least: Bound = None,
-    above: Bound = None,
-    below: Bound = None,
-    most: Bound = None,
+    name: str, value: Any, *, least: Bound = None, above: Bound = None, below: Bound = None, most: Bound = None
 ) -> None:
     """Checks that the value holds finite numbers within the bounds. Traced values pass."""
     if is_traced(value):
@@ -152,7 +126,8 @@ def check_number(
         ("at most", most, np.less_equal),
     )
     given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-    is_valid = _is_numeric(number) and np.all(np.isfinite(number))
+    is_numeric = number.dtype.kind in "biuf" or jnp.issubdtype(number.dtype, jnp.floating)  # bfloat16 is numeric
+    is_valid = is_numeric and np.all(np.isfinite(number))
     if not is_valid or not all(np.all(holds(number, bound)) for _, bound, holds in given):
         expected = " and ".join(f"{words} {bound:g}" for words, bound, _ in given)
         raise ValueError(f"{name} must be a finite number {expected}".rstrip() + f", got {quoted(value)}")
@@ -179,12 +154,6 @@ def _as_array(value: Any) -> np.ndarray:
         return np.asarray(value)
     except ValueError:
         return np.asarray(value, object)
-
-
-def _is_numeric(value: Any) -> bool:
-    """Returns whether a value is numeric. Dtypes of JAX (bfloat16) are included."""
-    dtype = np.asarray(value).dtype
-    return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> str:
@@ -322,14 +291,7 @@ def as_finite(name: str, array: Any) -> np.ndarray:
 
 
 def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1) -> Any:
-    """Returns checked features as an array ``(n, p)``.
-
-    Args:
-      x: an array, or an object that NumPy converts to an array.
-      features: required number of columns, or None.
-      finite: whether to check for NaN and infinities.
-      rows: smallest number of rows: 0 or 1.
-    """
+    """Returns checked features as an array ``(n, p)``, with at least ``rows`` rows, 0 or 1."""
     x = as_numeric("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (n, p), got shape {x.shape}{_repair_of_rank(x, features)}")
@@ -368,10 +330,8 @@ def check_weight(sample_weight: Any, n: int) -> Any:
 
 
 def relative_weight(sample_weight: Any, n: int) -> np.ndarray:
-    """Returns checked weights of n samples as fractions of the largest weight, in double precision.
-
-    A fraction that float32 cannot hold with all its digits is 0: such a sample cannot matter beside the largest.
-    """
+    """Returns checked weights of n samples as fractions of the largest weight, in double precision."""
+    # A fraction that float32 cannot hold with all its digits is 0: such a sample cannot matter beside the largest.
     weight = np.asarray(check_weight(sample_weight, n), np.float64)
     weight = weight / weight.max()
     return np.where(weight < np.finfo(np.float32).tiny, 0.0, weight)

@@ -13,6 +13,8 @@ from jtrees.losses import Frequencies, SquaredError
 from jtrees.tasks.labels import checked_classes, is_soft
 from jtrees.tree import ObliqueTree
 
+__all__ = ["from_sklearn"]
+
 _ROUNDING = 1e-6  # relative rounding error of sums of weights
 
 
@@ -26,24 +28,9 @@ def cart_regressor(
     min_weight: float = 0.0,
     monotone: Any = None,
 ) -> ObliqueTree:
-    """Grows scikit-learn's regression tree and returns it as an ObliqueTree (GET, section 3.4: warm start).
-
-    Args:
-      x: features, ``(n, p)``.
-      y: targets, ``(n,)``, or ``(n, k)`` for k outputs of one tree.
-      depth: largest depth.
-      seed: random seed. It decides CART's order of features among equally good splits.
-      sample_weight: nonnegative weights.
-      min_weight: minimum sum of the sample weights in a leaf; or the minimum number of samples if there are no weights.
-      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Only for one target.
-
-    Returns:
-      A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.
-
-    Raises:
-      ImportError: if scikit-learn is missing (``pip install "jtrees[sklearn]"``).
-      ValueError: for invalid data, an invalid depth or a negative ``min_weight``.
-    """
+    """Grows scikit-learn's regression tree, with leaves of means (GET, section 3.4: warm start)."""
+    # `seed` decides CART's order of features among equally good splits. `min_weight` is the minimum sum of the sample
+    # weights in a leaf. Predictions of one target do not fall in the features `monotone`, (p,) bool.
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))
     tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, monotone)
@@ -62,13 +49,13 @@ def cart_classifier(
     min_weight: float = 0.0,
     monotone: Any = None,
 ) -> ObliqueTree:
-    """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
-
-    Arguments and errors are as in :func:`cart_regressor`, except y, which holds classes, ``(n,)``. Leaves are
-    ``(leaves, k)`` for the k classes that are present, sorted. ``monotone`` requires two classes, and refers to the
-    probability of the second class. Alternatively, y holds probabilities of k classes, ``(n, k)``. The splits then
-    minimise the expected Gini impurity.
-    """
+    """Grows scikit-learn's classification tree, with leaves of the frequencies of the classes that are present."""
+    # Predictions of the second of two classes do not fall in the features `monotone`. If y holds probabilities, (n, k),
+    # the splits minimise the expected Gini impurity.
+    # Arguments and errors are as in `cart_regressor`, except y, which holds classes, (n,). Leaves are (leaves, k) for
+    # the k classes that are present, sorted. `monotone` requires two classes, and refers to the probability of the
+    # second class. Alternatively, y holds probabilities of k classes, (n, k). The splits then minimise the expected
+    # Gini impurity.
     x, y = validation.check_x(x), np.asarray(y)
     if is_soft(y):
         # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.

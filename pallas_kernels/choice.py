@@ -41,8 +41,7 @@ Implementation = str | Config | Sequence[str | Config] | Choice | None
 def named(implementation: Any, name: str = "implementation") -> tuple[str | Config, ...] | None:
     """Returns the requested implementations in their order; None for the fastest implementation.
 
-    Raises:
-      ValueError: for an unknown implementation or an empty sequence. The message names the expectation and the value.
+    Raises ``ValueError`` for an unknown implementation or an empty sequence.
     """
     if implementation is None:
         return None
@@ -66,17 +65,10 @@ def _shown(value: Any) -> str:
 
 
 def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by: Sequence[str] = ()) -> Choice:
-    """Chooses the implementations that run a call of the given sizes.
+    """Chooses the implementations that run a call of the given sizes; ``not_by``: backends that can run it at no size.
 
-    Args:
-      kernel: name of the kernel.
-      implementation: see :mod:`pallas_kernels.choice`.
-      sizes: sizes of the call.
-      not_by: backends that cannot run the kernel at any size.
-
-    Raises:
-      ValueError: for an unknown implementation, or an empty sequence.
-      Unsupported: if no requested implementation can run the call.
+    Raises ``ValueError`` for an unknown implementation or an empty sequence, and :class:`Unsupported` if no requested
+    implementation can run the call.
     """
     if isinstance(implementation, Choice):
         return implementation

@@ -58,11 +58,7 @@ class Config:
     interpret: Any = False
 
     def __post_init__(self) -> None:
-        """Checks the sizes.
-
-        Raises:
-          ValueError: for an invalid size. The message names the size, the expectation and the value.
-        """
+        """Raises ``ValueError`` for an invalid size. The message names the size, the expectation and the value."""
         if self.backend not in _PLATFORMS:
             raise ValueError(f"backend must be 'mosaic_tpu' or 'triton', got {self.backend!r:.80}")
         for name in ("tile", "block", "features", "subtree", "steps", "programs", "elements", "warps", "stages"):

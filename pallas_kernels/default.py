@@ -76,17 +76,8 @@ def choices() -> Decisions:
     return Decisions(_DECISIONS.values())
 
 
-def forget() -> None:
-    """Drops the decisions of this process, but not those in the folder."""
-    _DECISIONS.clear()
-
-
 def mode() -> str:
-    """Returns the value of ``JTREES_KERNELS``.
-
-    Raises:
-      ValueError: for an unknown value.
-    """
+    """Returns the value of ``JTREES_KERNELS``; raises ``ValueError`` for an unknown value."""
     value = os.environ.get("JTREES_KERNELS") or "auto"
     if value not in MODES:
         raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {value!r:.80}")
@@ -96,11 +87,8 @@ def mode() -> str:
 def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: Sequence[str] = ()) -> Config | None:
     """Returns the kernel that runs by default, or None for XLA.
 
-    Args:
-      kernel: name of the kernel.
-      sizes: sizes of the call.
-      check: raises :class:`Unsupported` for a configuration that cannot run the call.
-      not_by: backends that cannot run the kernel at any size.
+    ``check`` raises :class:`Unsupported` for a configuration that cannot run the call. The backends ``not_by`` cannot
+    run the kernel at any size.
     """
     if (how := mode()) == "xla":
         return None
@@ -129,15 +117,10 @@ def decide(
     seconds_of: timing.SecondsOf | None,
     limit: float = SECONDS,
 ) -> Decision:
-    """Returns the decision for a kind of work, which is made once.
+    """Returns the decision for a kind of work, with the sizes of a bucket, which is made once.
 
-    Args:
-      kernel: name of the kernel.
-      sizes: sizes of the bucket.
-      backend: backend of the kernels.
-      check: raises :class:`Unsupported` for a configuration that cannot run the sizes.
-      seconds_of: times a candidate; None if the device is not here.
-      limit: seconds for all timings.
+    ``check`` is as for :func:`default`. ``seconds_of`` times a candidate, within ``limit`` seconds for all timings;
+    None if the device is not here.
     """
     key = device_kind(), kernel, sizes
     with _LOCK:

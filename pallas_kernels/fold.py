@@ -32,11 +32,8 @@ def total(level: Level) -> jax.Array:
 def scores(layout: Layout, weights: Any, bias: Any, xs: list[Any]) -> tuple[Level | None, list[Level]]:
     """Returns the scores of a subtree's ancestors (None if it has no ancestors), and the scores of each level.
 
-    Args:
-      layout: the sizes.
-      weights: ``(rows, features) -> block`` of split weights.
-      bias: ``rows -> block`` of split biases.
-      xs: blocks of features of the samples, ``(tile, features)``, or ``(features, tile)`` if transposed.
+    ``weights`` maps rows and features to a block of split weights, and ``bias`` rows to one of biases. ``xs`` has
+    blocks of features of the samples, ``(tile, features)``, or ``(features, tile)`` if transposed.
     """
 
     def of_rows(rows: slice) -> jax.Array:

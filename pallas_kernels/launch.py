@@ -51,14 +51,7 @@ def launch(
 ) -> dict[str, jax.Array]:
     """Runs ``body`` for every tile, on references by name.
 
-    Args:
-      name: name of the kernel.
-      body: the computation of a program.
-      config: sizes of blocks.
-      layout: sizes of the call.
-      ins: operands.
-      outs: results.
-      sums: whether the kernel sums over tiles. A program then visits several tiles.
+    If the kernel ``sums`` over tiles, a program visits several tiles.
     """
     shell = shell_of(config)
     spec = lambda operand, is_result: shell.block(

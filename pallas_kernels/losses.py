@@ -11,15 +11,10 @@ Loss = Literal["linear", "squared"]
 
 
 def losses(loss: Loss, values: jax.Array, y: jax.Array, share: Any) -> jax.Array:
-    """Returns the loss of every leaf on every sample.
+    """Returns the loss of every leaf of a block on every sample of a tile.
 
-    The linear loss is ``values . y``. The squared loss is ``share |values - y|^2``.
-
-    Args:
-      loss: name of the loss.
-      values: values of a block of leaves, ``(leaves, outputs)``.
-      y: targets ``(outputs, tile)``.
-      share: weights of the samples ``(1, tile)``.
+    The linear loss is ``values . y``. The squared loss is ``share |values - y|^2``. Values are ``(leaves, outputs)``, y
+    is ``(outputs, tile)``, and the weights of the samples are ``(1, tile)``.
     """
     is_scalar = values.shape[1] == 1  # needs no matrix product
     if loss == "linear":

@@ -23,11 +23,7 @@ _DEFAULT, _MOST = 16 * 2**20, 60 * 2**20  # default memory of a kernel, and maxi
 
 
 def check(kernel: str, layout: Layout) -> None:
-    """Refuses sizes that do not fit into fast memory.
-
-    Raises:
-      Unsupported: for such sizes. The message names the sizes.
-    """
+    """Raises :class:`Unsupported` for sizes that do not fit into fast memory. The message names the sizes."""
     limit = _FAST_BEFORE if device_kind() in _BEFORE else _FAST
     if (memory := _bytes(layout)) > limit:
         sizes = f"p = {layout.p}, depth = {layout.depth}, k = {layout.k}"

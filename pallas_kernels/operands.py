@@ -9,11 +9,7 @@ from pallas_kernels.routing import Tree
 
 
 def checked(*arrays: jax.Array) -> Tree:
-    """Returns ``x, weights, bias, leaves`` with checked shapes and dtypes.
-
-    Raises:
-      ValueError: for shapes or dtypes that do not fit.
-    """
+    """Returns ``x, weights, bias, leaves``; raises ``ValueError`` for shapes or dtypes that do not fit."""
     x, weights, bias, leaves = (jnp.asarray(a) for a in arrays)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must be (n, p) with n and p above 0, got shape {x.shape}")
@@ -31,11 +27,7 @@ def checked(*arrays: jax.Array) -> Tree:
 
 
 def one_number(name: str, value: jax.Array | float) -> jax.Array:
-    """Returns a number in float32.
-
-    Raises:
-      ValueError: for an array of several numbers.
-    """
+    """Returns a number in float32; raises ``ValueError`` for an array of several numbers."""
     value = jnp.asarray(value, jnp.float32)
     if value.size != 1:
         raise ValueError(f"{name} must be one number, got shape {value.shape}")

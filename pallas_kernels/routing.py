@@ -66,12 +66,7 @@ def value(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns expected leaf values ``(n, k)`` or expected losses ``(n, 1)``, and the sums of leaf weights ``(n, 1)``.
 
-    Args:
-      route: the routing.
-      config: sizes of blocks.
-      tree: samples, splits and leaves.
-      loss: as for :func:`gradient`, or None for values.
-      **columns: ``y (n, k)`` and ``share (n, 1)`` for a loss.
+    ``loss`` is as for :func:`gradient`, with the columns ``y (n, k)`` and ``share (n, 1)``, or None for values.
     """
     from pallas_kernels.launch import launch, result, shell_of
 
@@ -188,19 +183,10 @@ def gradient(
 ) -> dict[str, jax.Array]:
     """Returns the loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one visit of the samples.
 
-    Args:
-      route: the routing.
-      config: sizes of blocks.
-      tree: samples, splits and leaves.
-      y: targets or cotangents of the losses, ``(n, k)``.
-      loss: ``"linear"`` is ``leaves_l . y_i``. ``"squared"`` is ``share_i |leaves_l - y_i|^2``.
-      numbered: whether to return the leaf that each sample reaches.
-      samples: whether to return only the gradient with respect to the samples.
-      **columns: ``share (n, 1)``, and ``window (1, 1)``, the unit of scores for slopes.
-
-    Returns:
-      A dictionary with ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)`` and ``leaves (leaves, k)``. If
-      ``numbered``, it also has ``leaf (n,)``. If ``samples``, it has only ``x (n, p)``.
+    The ``"linear"`` loss is ``leaves_l . y_i``, and the ``"squared"`` one is ``share_i |leaves_l - y_i|^2``. y holds
+    targets, or cotangents of the losses, ``(n, k)``. The columns are ``share (n, 1)``, and ``window (1, 1)``, the unit
+    of scores for slopes. The result has ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)`` and ``leaves (leaves,
+    k)``; if ``numbered`` also the leaf that each sample reaches, ``leaf (n,)``; if ``samples`` only ``x (n, p)``.
     """
     from pallas_kernels.launch import Operand, launch, result, shell_of
 

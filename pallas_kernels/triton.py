@@ -21,11 +21,7 @@ _FEATURES, _WITH_OUTPUTS, _OUTPUTS = 64, 32, 16
 
 
 def check(kernel: str, layout: Layout) -> None:
-    """Refuses sizes whose sums do not fit into registers.
-
-    Raises:
-      Unsupported: for such sizes, which the message names, or if JAX has no Pallas-Triton.
-    """
+    """Raises :class:`Unsupported` for sizes whose sums do not fit into registers, or if JAX has no Pallas-Triton."""
     _triton()
     if layout.p > (_FEATURES if layout.k == 1 else _WITH_OUTPUTS) or layout.k > _OUTPUTS:
         raise Unsupported(

@@ -33,11 +33,7 @@ _refuse.def_impl(partial(_lower_refusal, None))  # nothing is lowered outside of
 
 
 def refuse(platforms: tuple[str, ...], fn: Callable[..., Any], *arrays: Any) -> Any:
-    """Replaces ``fn(*arrays)`` on platforms that cannot run it.
-
-    Raises:
-      Unsupported: when the replacement is lowered.
-    """
+    """Replaces ``fn(*arrays)`` on platforms that cannot run it, and raises :class:`Unsupported` when it is lowered."""
     runs = {"tpu": "'mosaic_tpu' runs on a TPU", "cuda": "'triton' runs on a CUDA GPU"}
     message = f"{' and '.join(runs[platform] for platform in platforms)} only; here there are 'xla' and 'interpret'"
     shapes, structure = jax.tree.flatten(jax.eval_shape(fn, *arrays))

@@ -18,15 +18,7 @@ from tests import compiled, needs
 # Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
 # modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, search,
 # methods), and isotonic, whose functions refuse wrong shapes themselves.
-CHECKED = [
-    "topology",
-    "ops",
-    "tasks.fits",
-    "blocking",
-    "validation",
-    "warmstart",
-    "leaves.shrunk",
-]
+CHECKED = ["topology", "ops", "tasks.fits", "blocking", "validation", "warmstart", "leaves.shrunk"]
 CHECKED += ["splitting"]
 CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", "violation", "traversal", "inference")]
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")

@@ -49,9 +49,9 @@ def collectives(text):
     return {kind for _, kind in calls}, max(sizes, default=0)
 
 
-def near(one, other, rtol=1e-4, atol=2e-5):
+def near(first, other, rtol=1e-4, atol=2e-5):
     """Two pytrees, equal up to float32 sums in another order."""
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=atol), one, other)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=atol), first, other)
 
 
 def test_collectives_are_found_in_what_moves_rows():
@@ -73,18 +73,18 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
     alone, history = jax.jit(advance)(state, data)
     with jax.set_mesh(sharding.mesh()):
         program = jax.jit(advance).lower(state, sharding.put_rows(data)).compile()
-        shared, of_shared = program(state, sharding.put_rows(data))
+        shared, shared_history = program(state, sharding.put_rows(data))
     kinds, size = collectives(program.as_text())
     largest = max(a.size for a in jax.tree.leaves(state.params))
     assert kinds == {"all-reduce"} and size <= max(2 * largest, largest + 64) < N
-    near((alone.params, history), (shared.params, of_shared))
+    near((alone.params, history), (shared.params, shared_history))
 
 
 def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     data, order = Batch(jnp.asarray(X), jnp.arange(N)), jnp.arange(N, dtype=jnp.int32)
     with jax.set_mesh(sharding.mesh(2, 4)):
         draw = jax.jit(partial(step.mini_batch, batch_size=64))
-        data, seen = sharding.put_rows(data), []
+        data, visited = sharding.put_rows(data), []
         program = draw.lower(data, order, KEY, jnp.int32(0)).compile()
         assert collectives(program.as_text())[0] == set()
         for number in range(8):
@@ -93,9 +93,9 @@ def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
             rows = np.asarray(batch.y).reshape(4, 16)
             assert (rows // 128 == np.arange(4)[:, None]).all()
             np.testing.assert_array_equal(batch.x, X[rows.ravel()])
-            seen.append(rows.ravel())
-    seen = np.concatenate(seen)
-    assert np.array_equal(np.sort(seen), np.arange(N)) and not np.array_equal(seen, np.arange(N))
+            visited.append(rows.ravel())
+    visited = np.concatenate(visited)
+    assert np.array_equal(np.sort(visited), np.arange(N)) and not np.array_equal(visited, np.arange(N))
 
 
 @pytest.mark.parametrize(("shape", "batch_size"), [((8, 1), None), ((8, 1), 100), ((4, 2), None)])

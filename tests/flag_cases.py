@@ -105,7 +105,7 @@ def explained():
     fit = jtrees.fit(DGT, X, Y, key=new_key())
     explain.path(fit.tree, X[0])
     explain.shapley_values(fit.model, X[:2], X[:10])
-    explain.permutation_importance(fit.model, X, Y, lambda y, found: -np.square(y - found).mean())
+    explain.permutation_importance(fit.model, X, Y, lambda y, result: -np.square(y - result).mean())
     explain.nearest_change(fit.tree, X[0], X)
 
 
@@ -121,24 +121,24 @@ def layers():
 
 def cases():
     """Functions without arguments by name."""
-    known = {}
+    results = {}
     for name, recipe in RECIPES.items():
         for task, y in (("regression", Y), ("classification", CLASS)):
             for held_out in (False, True):
                 title = f"{name} {task} {'validation' if held_out else 'alone'}"
-                known[title] = partial(fitted, recipe, y, task, held_out)
-    known["GET linear leaves"] = partial(fitted, GET.replace(leaves="linear"), Y, "regression", False)
+                results[title] = partial(fitted, recipe, y, task, held_out)
+    results["GET linear leaves"] = partial(fitted, GET.replace(leaves="linear"), Y, "regression", False)
     for task in ("regression", "classification"):
-        known[f"bandit {task}"] = partial(bandit, task == "regression")
-        known[f"sweep {task}"] = partial(sweep, task)
+        results[f"bandit {task}"] = partial(bandit, task == "regression")
+        results[f"sweep {task}"] = partial(sweep, task)
     for name in ("TreeRegressor", "TreeClassifier"):
-        known[f"{name} numbers"] = partial(estimator, name, False)
-        known[f"{name} table"] = partial(estimator, name, True, validation_fraction=0.3)
+        results[f"{name} numbers"] = partial(estimator, name, False)
+        results[f"{name} table"] = partial(estimator, name, True, validation_fraction=0.3)
     for loss in (jtrees.losses.Quantile(0.5), jtrees.losses.Poisson(), jtrees.losses.Huber()):
         task = jtrees.Regression(None, loss)
-        known[f"loss {type(loss).__name__}"] = partial(fitted, GET, 1 + Y - Y.min(), task, False)
-    others = {"LatentClustering": clustering, "loop": loop, "split": on_a_split, "explain": explained, "layers": layers}
-    return known | others
+        results[f"loss {type(loss).__name__}"] = partial(fitted, GET, 1 + Y - Y.min(), task, False)
+    rest = {"LatentClustering": clustering, "loop": loop, "split": on_a_split, "explain": explained, "layers": layers}
+    return results | rest
 
 
 def error_of(case):

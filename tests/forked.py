@@ -66,8 +66,8 @@ def main(folder):
     tree = models["tree"]
 
     def difference(name):
-        found = models[name].predict(rows(name))
-        return float(np.abs(np.asarray(found, float) - stored[name]).max())
+        actual = models[name].predict(rows(name))
+        return float(np.abs(np.asarray(actual, float) - stored[name]).max())
 
     def grandchild():
         if (child := os.fork()) == 0:

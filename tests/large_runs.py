@@ -47,10 +47,10 @@ def shards(folder, kind="npy"):
     return ["--data", str(folder), *([] if kind == "npy" else ["--target", "price"])]
 
 
-def within(out, *more, status=0):
+def run_here(out, *arguments, status=0):
     """Returns what the example prints in this process: its errors if its status is 1."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
-    printed, errors, found = io.StringIO(), io.StringIO(), 0
+    printed, errors, result = io.StringIO(), io.StringIO(), 0
     try:
         with (
             jax.numpy_dtype_promotion("standard"),
@@ -58,32 +58,36 @@ def within(out, *more, status=0):
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(errors),
         ):
-            train_large.main(["--out", str(out), *map(str, more)])
+            train_large.main(["--out", str(out), *map(str, arguments)])
     except SystemExit as end:
-        found = end.code
+        result = end.code
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert found == status, (printed.getvalue(), errors.getvalue())
+    assert result == status, (printed.getvalue(), errors.getvalue())
     return printed.getvalue() if status in (0, os.EX_TEMPFAIL) else errors.getvalue()
 
 
-def script(out, *more, devices=1, address=None, process=0):
-    """Starts the example in its own process; with an address, it is one of two processes. All share programs."""
+def started(example, out, *arguments, devices=1, address=None, process=0):
+    """Starts an example in its own process; with an address, it is one of two processes. All share programs.
+
+    The shortest example must not warn.
+    """
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environment |= compiled.environment()
     if address is not None:
         environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
-    program = [sys.executable, "-m", "examples.train_large", "--out", str(out), *map(str, more)]
+    flags = ["-W", "error"] if example == "pod" else []
+    program = [sys.executable, *flags, "-m", f"examples.{example}", "--out", str(out), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(program, **pipes, env=environment, cwd=out.parent)
 
 
-def pair(out, *more):
+def pair(example, out, *arguments):
     """Starts two processes of one run, with a device each."""
     address = free_address()
-    return [script(out, *more, address=address, process=i) for i in range(2)]
+    return [started(example, out, *arguments, address=address, process=i) for i in range(2)]
 
 
 def free_address():
@@ -93,7 +97,7 @@ def free_address():
         return f"localhost:{free.getsockname()[1]}"
 
 
-def ended(process, status=0):
+def output_of(process, status=0):
     """Waits for a process; returns what it printed, or its errors if its status is 1."""
     out, err = process.communicate(timeout=200)
     assert process.returncode == status, (out, err)
@@ -108,6 +112,10 @@ def round_of(out):
 def same_run(out, other):
     """Checks that two runs have the same rounds and the same model, bit for bit."""
     assert round_of(out) == round_of(other)
-    models = [jtrees.load(folder / "model.jtrees") for folder in (out, other)]
-    for a, b in zip(*map(jax.tree.leaves, models), strict=True):
+    same_model(out / "model.jtrees", other / "model.jtrees")
+
+
+def same_model(file, other):
+    """Checks that two files have the same model, bit for bit."""
+    for a, b in zip(*map(jax.tree.leaves, (jtrees.load(file), jtrees.load(other))), strict=True):
         np.testing.assert_array_equal(a, b)

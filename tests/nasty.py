@@ -45,10 +45,10 @@ CLASSES: dict[str, Any] = {
 }
 # Rows in ``kept`` have weight, so that the others can be left out.
 WEIGHTS: dict[str, Any] = {
-    "none": lambda rng, n, kept: None,
-    "equal": lambda rng, n, kept: np.full(n, 3.0),
-    "zeros": lambda rng, n, kept: np.where(np.isin(np.arange(n), kept), 2.0, rng.integers(0, 3, n)),
-    "spanning": lambda rng, n, kept: 10.0 ** rng.uniform(-6, 6, n),
+    "none": lambda rng, n, remaining: None,
+    "equal": lambda rng, n, remaining: np.full(n, 3.0),
+    "zeros": lambda rng, n, remaining: np.where(np.isin(np.arange(n), remaining), 2.0, rng.integers(0, 3, n)),
+    "spanning": lambda rng, n, remaining: 10.0 ** rng.uniform(-6, 6, n),
 }
 
 
@@ -92,12 +92,12 @@ def table(
     x = np.concatenate(columns, axis=1).astype(float)
     z = (x - x.min(0)) / np.maximum(np.ptp(x, axis=0), 1e-30) - 0.5
     signal = np.sign(z[:, 0]) + z.mean(1) + 0.1 * rng.normal(size=n)
-    given = (signal.argsort().argsort(), classes) if classes else (rng, signal)
-    each = [made_by[kind](*given) for kind in targets]
+    source = (signal.argsort().argsort(), classes) if classes else (rng, signal)
+    each = [made_by[kind](*source) for kind in targets]
     y = each[0] if outputs is None else np.stack(each, axis=1)
-    kept = np.unique(y, return_index=True)[1] if classes else np.ravel([y.argmin(0), y.argmax(0)])
+    remaining = np.unique(y, return_index=True)[1] if classes else np.ravel([y.argmin(0), y.argmax(0)])
     task = "classification" if classes else "regression"
-    return NastyTable(x, y, WEIGHTS[weight](rng, n, kept), task, f"{about}; weights {weight}")
+    return NastyTable(x, y, WEIGHTS[weight](rng, n, remaining), task, f"{about}; weights {weight}")
 
 
 def _mapped(a: np.ndarray) -> np.ndarray:

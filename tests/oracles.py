@@ -109,25 +109,25 @@ def shrunk_candidates(x, y, weight, slopes, intercept, held, split, width, cost)
     xc, left = x - centre, y - x @ slopes - intercept
     level = weight @ left / n
     gram = xc.T @ (weight[:, None] * xc)
-    found = []
+    result = []
     for s in SLOPE_STRENGTHS:
-        to_slopes = np.zeros((p, len(y))) if np.isinf(s) else np.linalg.solve(gram + s * np.eye(p), xc.T * weight)
+        slope_map = np.zeros((p, len(y))) if np.isinf(s) else np.linalg.solve(gram + s * np.eye(p), xc.T * weight)
         for t in LEVEL_STRENGTHS:
             moved = n / (n + t)
-            hat = xc @ to_slopes + moved * np.outer(np.ones(len(y)), weight / n)
-            d = to_slopes @ (left - level)
+            hat = xc @ slope_map + moved * np.outer(np.ones(len(y)), weight / n)
+            d = slope_map @ (left - level)
             rss = weight @ (left - hat @ left) ** 2
             trace = np.trace(hat)
             df = (
                 trace
-                + (cost - 1) * np.trace(xc @ to_slopes)
+                + (cost - 1) * np.trace(xc @ slope_map)
                 + held * (1 - trace / (width + 1))
                 + (0 if np.isinf(s) and np.isinf(t) else split)
             )
-            at_centre = slopes @ centre + intercept + moved * level
-            found.append((gcv(n, rss, df), df, slopes + d, at_centre - (slopes + d) @ centre))
+            centre_value = slopes @ centre + intercept + moved * level
+            result.append((gcv(n, rss, df), df, slopes + d, centre_value - (slopes + d) @ centre))
     rss, df = weight @ (y - mean) ** 2, 1 + split
-    return [*found, (gcv(n, rss, df), df, np.zeros(p), mean)]
+    return [*result, (gcv(n, rss, df), df, np.zeros(p), mean)]
 
 
 def best_ridge(x, y, weight):
@@ -136,14 +136,14 @@ def best_ridge(x, y, weight):
     Features have weighted mean 0 and variance 1, the target has mean 0, and weights count samples. The first candidate
     is the mean.
     """
-    n, found = weight.sum(), [(gcv(weight.sum(), weight @ y**2, 1.0), np.zeros(x.shape[1]), 1.0, 1.0)]
+    n, result = weight.sum(), [(gcv(weight.sum(), weight @ y**2, 1.0), np.zeros(x.shape[1]), 1.0, 1.0)]
     for s in 10.0 ** np.arange(5, -3.5, -0.5):
-        to_slopes = np.linalg.solve(x.T @ (weight[:, None] * x) + s * np.eye(x.shape[1]), x.T * weight)
-        df = 1 + np.trace(x @ to_slopes)
-        residual_of = x.T @ (weight[:, None] * (np.eye(len(y)) - x @ to_slopes))  # of noise, along the features
+        slope_map = np.linalg.solve(x.T @ (weight[:, None] * x) + s * np.eye(x.shape[1]), x.T * weight)
+        df = 1 + np.trace(x @ slope_map)
+        residual_of = x.T @ (weight[:, None] * (np.eye(len(y)) - x @ slope_map))  # of noise, along the features
         left = np.sum(residual_of**2 / weight) / np.sum(x**2 * weight[:, None])
-        found.append((gcv(n, weight @ (y - x @ to_slopes @ y) ** 2, df), to_slopes @ y, df, left))
-    return min(found, key=lambda candidate: candidate[0])[1:]
+        result.append((gcv(n, weight @ (y - x @ slope_map @ y) ** 2, df), slope_map @ y, df, left))
+    return min(result, key=lambda candidate: candidate[0])[1:]
 
 
 def shrunk_leaves(leaf, x, y, leaves, weight=None, root=None):
@@ -166,38 +166,46 @@ def shrunk_leaves(leaf, x, y, leaves, weight=None, root=None):
 
     # Above the root is the mean, with its 1 degree of freedom.
     # Of each node: slopes, intercept, degrees of freedom, weight, range of the targets where its model was fitted.
-    models, chosen, lost = [], [], 0.0
+    models, chosen, total_loss = [], [], 0.0
     for node in range(2 * leaves - 1):
         level = (node + 1).bit_length() - 1
-        here = leaf >> (depth - level) == node + 1 - 2**level
+        inside = leaf >> (depth - level) == node + 1 - 2**level
         samples = weight.sum() ** 2 / (weight**2).sum()  # effective number, also of every node below
         outer = models[(node - 1) // 2] if node else (np.zeros(p), 0.0, 1.0, samples, (y.min(), y.max()))
         slopes, intercept, df, total, bounds = outer
-        if not here.any():
+        if not inside.any():
             models.append((slopes, intercept, 0.0, 0.0, bounds))
             chosen.append(-1)
             continue
-        n = weight[here].sum() ** 2 / (weight[here] ** 2).sum()
+        n = weight[inside].sum() ** 2 / (weight[inside] ** 2).sum()
         if node == 0 and root is not None:
             models.append((root[0] * spread, 0.0, root[1], n, bounds))
             chosen.append(-1)
             continue
-        counts, share = weight[here] * n / weight[here].sum(), df * min(n / total, 1)
+        counts, share = weight[inside] * n / weight[inside].sum(), df * min(n / total, 1)
         candidates = shrunk_candidates(
-            x[here], y[here], counts, slopes, intercept, share, split=2 * (p + 1) if node else 0, width=width, cost=cost
+            x[inside],
+            y[inside],
+            counts,
+            slopes,
+            intercept,
+            share,
+            split=2 * (p + 1) if node else 0,
+            width=width,
+            cost=cost,
         )
         best = int(np.argmin([candidate[0] for candidate in candidates]))
         error, df, slopes, intercept = candidates[best]
-        models.append((slopes, intercept, df, n, bounds if best == 0 else (y[here].min(), y[here].max())))
+        models.append((slopes, intercept, df, n, bounds if best == 0 else (y[inside].min(), y[inside].max())))
         chosen.append(best)
-        lost += weight[here].sum() * error if node >= leaves - 1 else 0.0
+        total_loss += weight[inside].sum() * error if node >= leaves - 1 else 0.0
     coefficients, intercepts, lower, upper = [], [], [], []
     for slopes, intercept, _, _, (low, high) in models[leaves - 1 :]:
         coefficients.append(slopes / spread)
         intercepts.append(mean + intercept - (slopes / spread) @ centre)
         lower.append(mean + low - 0.1 * (high - low))
         upper.append(mean + high + 0.1 * (high - low))
-    return tuple(map(np.array, (coefficients, intercepts, lower, upper))), lost / weight.sum(), chosen
+    return tuple(map(np.array, (coefficients, intercepts, lower, upper))), total_loss / weight.sum(), chosen
 
 
 def prune_pav(q, penalty, weight=None):
@@ -275,37 +283,37 @@ def expected_leaf_loss(weights, bias, outputs, x, y, sample_weight, sigmoid=sigm
     return (sample_weight * expected).sum() / sample_weight.sum()
 
 
-def numeric_gradient(f, at, step=1e-6):
+def numeric_gradient(f, point, step=1e-6):
     """Central differences of a scalar function of one array, in float64."""
-    at = np.array(at, np.float64)
-    gradient = np.zeros_like(at)
-    for i in np.ndindex(at.shape):
-        shift = np.zeros_like(at)
+    point = np.array(point, np.float64)
+    gradient = np.zeros_like(point)
+    for i in np.ndindex(point.shape):
+        shift = np.zeros_like(point)
         shift[i] = step
-        gradient[i] = (float(f(at + shift)) - float(f(at - shift))) / (2 * step)
+        gradient[i] = (float(f(point + shift)) - float(f(point - shift))) / (2 * step)
     return gradient
 
 
-def exact_gradient(f, at):
+def exact_gradient(f, point):
     """Gradient of a scalar function of one array by a complex step: exact to rounding, for arithmetic operators."""
-    at = np.array(at, np.complex128)
-    gradient = np.zeros(at.shape)
-    for i in np.ndindex(at.shape):
-        shift = np.zeros_like(at)
+    point = np.array(point, np.complex128)
+    gradient = np.zeros(point.shape)
+    for i in np.ndindex(point.shape):
+        shift = np.zeros_like(point)
         shift[i] = 1e-100j
-        gradient[i] = f(at + shift).imag / 1e-100
+        gradient[i] = f(point + shift).imag / 1e-100
     return gradient
 
 
-def hessian_of_square(f, at):
+def hessian_of_square(f, point):
     """Hessian of ``f(at)**2``, f linear in every single entry, flat: differences of gradients are then exact."""
-    at = np.array(at, np.float64)
+    point = np.array(point, np.float64)
     rows = []
-    for i in np.ndindex(at.shape):
-        shift = np.zeros_like(at)
+    for i in np.ndindex(point.shape):
+        shift = np.zeros_like(point)
         shift[i] = 0.25
-        ahead, behind = (exact_gradient(lambda a: f(a) ** 2, at + sign * shift) for sign in (1, -1))
-        rows.append((ahead - behind).ravel() / 0.5)
+        forward, behind = (exact_gradient(lambda a: f(a) ** 2, point + sign * shift) for sign in (1, -1))
+        rows.append((forward - behind).ravel() / 0.5)
     return np.array(rows)
 
 

@@ -52,11 +52,11 @@ def _between(text, columns):
 
 def sum_of(text, columns):
     """A sum such as ``1.5 age - (year - 2000) + 3``."""
-    total, at = np.zeros(len(next(iter(columns.values())))), 0
-    while at < len(text):
-        term = TERM.match(text, at)
-        assert term, f"{text[at:]!r} is no term"
-        at = term.end()
+    total, position = np.zeros(len(next(iter(columns.values())))), 0
+    while position < len(text):
+        term = TERM.match(text, position)
+        assert term, f"{text[position:]!r} is no term"
+        position = term.end()
         if term["constant"]:
             total += float(term["minus"] + term["constant"])
             continue

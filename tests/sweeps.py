@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 
-def quick(values: Iterable[Any], some: Iterable[Any], others: Any = pytest.mark.slow) -> list[Any]:
+def quick(values: Iterable[Any], selected: Iterable[Any], rest: Any = pytest.mark.slow) -> list[Any]:
     """The values, those that are not among ``some`` marked as ``others``."""
-    some = list(some)
-    return [value if value in some else pytest.param(value, marks=others) for value in values]
+    selected = list(selected)
+    return [value if value in selected else pytest.param(value, marks=rest) for value in values]
 
 
-def slow(values: Iterable[Any], some: Iterable[Any]) -> list[Any]:
+def slow(values: Iterable[Any], selected: Iterable[Any]) -> list[Any]:
     """The values, those among ``some`` marked as slow, the others as wide."""
-    some = list(some)
-    mark = lambda value: pytest.mark.slow if value in some else pytest.mark.wide
+    selected = list(selected)
+    mark = lambda value: pytest.mark.slow if value in selected else pytest.mark.wide
     return [pytest.param(value, marks=mark(value)) for value in values]

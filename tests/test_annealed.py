@@ -156,7 +156,8 @@ def test_the_cart_tree_that_beats_the_starts_is_the_result_in_a_larger_model():
     assert (splits.weights[0] != 0).all()
 
 
-@pytest.mark.parametrize(("leaves", "stages"), [("constant", 4), ("linear", 2)])  # constant ones have short stages
+# Constant leaves have short stages.
+@pytest.mark.parametrize(("leaves", "stages"), [("constant", 4), pytest.param("linear", 2, marks=pytest.mark.slow)])
 def test_after_a_deadline_further_stages_leave_the_splits_as_they_are(data, leaves, stages):
     recipe = jtrees.GET(depth=2, starts=6, epochs=3000, leaves=leaves, cart=False)
     fit = jtrees.fit(recipe, *data, key=jax.random.key(0), max_seconds=1e-3)

@@ -197,25 +197,25 @@ def test_trees_without_time_are_left_out(table, base, monkeypatch):
     assert best.run == 0 and np.isfinite(best.scores).tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monkeypatch):
+@pytest.mark.parametrize("limit", [1, 3])
+def test_samples_of_large_tables_are_not_in_memory_at_once(table, limit, monkeypatch):
     """The forest is the same; after a deadline, trees that have not begun are left out."""
     x, y, _ = table
     fit = lambda **options: jtrees.fit(bagged(DGT), x, y, key=key(), **options)
-    whole, samples, bootstrap = fit(), [], Problem.bootstrap
-    monkeypatch.setattr("jtrees.ensembles.bagged._MEMORY", at_once * 16 * 200 * 3)
+    full, samples, bootstrap = fit(), [], Problem.bootstrap
+    monkeypatch.setattr("jtrees.ensembles.bagged._MEMORY", limit * 16 * 200 * 3)
 
     def counted(problem, rows):
         sample = bootstrap(problem, rows)
         samples.append(weakref.ref(sample))
-        assert sum(reference() is not None for reference in samples) <= at_once
+        assert sum(reference() is not None for reference in samples) <= limit
         return sample
 
     monkeypatch.setattr(Problem, "bootstrap", counted)
-    np.testing.assert_array_equal(fit().predict(x), whole.predict(x))
+    np.testing.assert_array_equal(fit().predict(x), full.predict(x))
     assert len(samples) == TREES
     late = fit(max_seconds=1e-6)
-    assert len(late.model) == at_once and late.report.ended == "max_seconds"
+    assert len(late.model) == limit and late.report.ended == "max_seconds"
 
 
 BAD = [({"trees": 2**40}, "trees must be at most"), ({"combine": "vote"}, 'combine must be "mean" in regression')]

@@ -59,12 +59,12 @@ def ridge(x, y, weight=None):
 def test_losses_on_held_out_rows_are_those_of_scikit_learn(several):
     y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
     weight = rng.uniform(0.1, 2, 150)
-    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]))
+    result = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]))
     linear = ridge(X[:150], y[:150], weight).predict(X[150:])
     mean = np.average(y[:150], axis=0, weights=weight)
     unit = np.ptp(y[:150], axis=0) if several else 1  # several targets count alike
     for name, predictions in {"model": 0, "constant": mean, "linear": linear}.items():
-        assert found[name] == pytest.approx(np.mean(((predictions - y[150:]) / unit) ** 2), rel=1e-6), name
+        assert result[name] == pytest.approx(np.mean(((predictions - y[150:]) / unit) ** 2), rel=1e-6), name
 
 
 @pytest.mark.parametrize("kind", ["two", "three", "weighted"])
@@ -72,18 +72,18 @@ def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
     y = (Y > 0).astype(int) if kind == "two" else CLASS
     weight = rng.uniform(0.1, 2, 150) if kind == "weighted" else None
     options = {"held_out": (X[150:], y[150:]), "task": "classification", "model": Constant(1 / 3, 3)}
-    found = losses_of(X[:150], y[:150], weight=weight, **options)
+    result = losses_of(X[:150], y[:150], weight=weight, **options)
     scale = StandardScaler().fit(X[:150])
     total = 150 if weight is None else weight / weight.mean()  # as a table has them
     linear = LogisticRegression(C=2 if kind == "two" else 1, tol=1e-8, max_iter=1000).fit(
         scale.transform(X[:150]), y[:150], None if weight is None else total
     )
     expected = log_loss(y[150:], linear.predict_proba(scale.transform(X[150:])))
-    assert found["linear"] == pytest.approx(expected, rel=0.01)  # two outputs of two classes share a slope
+    assert result["linear"] == pytest.approx(expected, rel=0.01)  # two outputs of two classes share a slope
     share = np.bincount(y[:150], None if weight is None else total) + 1 / (y.max() + 1)
     share = share / share.sum()
-    assert found["constant"] == pytest.approx(-np.log(share[y[150:]]).mean(), rel=1e-6)
-    assert found["model"] == pytest.approx(np.log(3))
+    assert result["constant"] == pytest.approx(-np.log(share[y[150:]]).mean(), rel=1e-6)
+    assert result["model"] == pytest.approx(np.log(3))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power):
     y = rng.gamma(2.0, mean / 2) if power > 1 else rng.poisson(20 * mean).astype(float)
     weight = rng.uniform(0.1, 2, 150)
     task = jtrees.Regression(loss_function=loss)
-    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task=task, model=Constant(0.02))
+    result = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task=task, model=Constant(0.02))
     scale = StandardScaler().fit(X[:150])
     unit = np.average(y[:150], weights=weight)  # the ridge penalty is that of targets of mean 1
     linear = TweedieRegressor(power=power, link="log", alpha=1 / 150, tol=1e-8, max_iter=1000).fit(
@@ -104,7 +104,7 @@ def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power):
     )
     predicted = unit * linear.predict(scale.transform(X[150:]))
     expected = task.loss_function.of_predictions(predicted, y[150:]).mean()
-    assert found["linear"] == pytest.approx(expected, rel=1e-3) and found["linear"] < found["constant"]
+    assert result["linear"] == pytest.approx(expected, rel=1e-3) and result["linear"] < result["constant"]
 
 
 @pytest.mark.parametrize(("loss", "level"), [("absolute_error", 0.5), (jtrees.losses.Quantile(0.9), 0.9)])
@@ -113,35 +113,37 @@ def test_rivals_of_quantiles_minimise_the_pinball_loss(loss, level):
     x = rng.uniform(size=(2000, 2))
     y = x[:, 0] * (1 + rng.exponential(5.0, 2000))
     task = jtrees.Regression(loss_function=loss)
-    lost = {}
+    row_losses = {}
     for rows in (1000, 10_000):  # a linear program, and least squares
         models, other_loss = rivals(task, rows, depth=2, seed=0, forests=False)
         predicted = models["linear model"].fit(x[:1000], y[:1000]).predict(x[1000:])
-        lost[rows] = task.prediction_loss(predicted, y[1000:]).mean()
+        row_losses[rows] = task.prediction_loss(predicted, y[1000:]).mean()
         assert ("linear model" in other_loss) == (rows > 5000)
         constant = models["constant"].fit(x[:1000], y[:1000]).predict(x)
         np.testing.assert_allclose(constant, np.quantile(y[:1000], level), rtol=0.02)
-    assert lost[1000] < 0.99 * lost[10_000]
+    assert row_losses[1000] < 0.99 * row_losses[10_000]
 
 
 def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
-    found = losses_of(X, Y)
+    result = losses_of(X, Y)
     residual = Y - ridge(X, Y).predict(X)
-    assert found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
-    assert found["constant"] == pytest.approx(Y.var() / (1 - 1 / 200) ** 2)
+    assert result["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
+    assert result["constant"] == pytest.approx(Y.var() / (1 - 1 / 200) ** 2)
     assert losses_of(X[:6], Y[:6])["linear"] == np.inf  # as many parameters as samples
     many = losses_of(np.tile(X, (120, 1)), np.tile(Y, 120))  # of which some are taken, evenly
-    assert many["constant"] == pytest.approx(Y.var(), rel=0.01) and many["linear"] < 1.1 * found["linear"]
+    assert many["constant"] == pytest.approx(Y.var(), rel=0.01) and many["linear"] < 1.1 * result["linear"]
 
 
 def test_rows_that_a_search_left_out_are_those_of_the_comparison():
     losses = np.append(np.full(150, np.nan), np.linspace(1, 6, 50))
-    found = losses_of(X, Y, left_out=LeftOut(losses, chose=True, several=False))
-    assert found == pytest.approx(losses_of(X[:150], Y[:150], held_out=(X[150:], Y[150:])) | {"model": 3.5})
+    result = losses_of(X, Y, left_out=LeftOut(losses, chose=True, several=False))
+    assert result == pytest.approx(losses_of(X[:150], Y[:150], held_out=(X[150:], Y[150:])) | {"model": 3.5})
     # Rows that were left out in turns are compared with models of all rows.
-    found = losses_of(X, Y, left_out=LeftOut(np.append([np.nan] * 20, np.ones(180)), chose=False, several=True))
+    result = losses_of(X, Y, left_out=LeftOut(np.append([np.nan] * 20, np.ones(180)), chose=False, several=True))
     residual = (Y - ridge(X, Y).predict(X))[20:]
-    assert found["model"] == 1 and found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
+    assert result["model"] == 1 and result["linear"] == pytest.approx(
+        np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5
+    )
 
 
 def test_margins_are_two_standard_errors_of_paired_differences():
@@ -158,11 +160,11 @@ def test_margins_are_two_standard_errors_of_paired_differences():
         assert (rival in comparison.better) == (share @ difference > margin)
     assert comparison.better == ["gradient boosting", "CART, depth 3"]
     assert comparison.verdict("GET").startswith("Gradient boosting and CART are better than GET: loss ")
-    ahead = Comparison({"model": 1.0, "linear": 2.0}, "loss", "held-out rows", {"linear": 0.05})
-    assert ahead.verdict("GET") == "GET is better than a linear model: loss 1, 2 for a linear model, on held-out rows"
+    leading = Comparison({"model": 1.0, "linear": 2.0}, "loss", "held-out rows", {"linear": 0.05})
+    assert leading.verdict("GET") == "GET is better than a linear model: loss 1, 2 for a linear model, on held-out rows"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ahead.warn_if_behind("GET", "another recipe may do better")
+        leading.warn_if_behind("GET", "another recipe may do better")
 
 
 @pytest.mark.parametrize(
@@ -175,11 +177,11 @@ def test_a_fit_that_is_behind_warns(task, y, where):
     advice = f"a sum of trees may do better: jtrees.estimators.Boosted{'Regress' if y is Y else 'Classifi'}(or|er)"
     with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}.*: {advice}"):
         fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
-    found = fit.report.baselines
-    assert found["linear"] < found["model"] and fit.report.verdict in str(fit)
+    result = fit.report.baselines
+    assert result["linear"] < result["model"] and fit.report.verdict in str(fit)
     if where == "validation":
-        lost = (fit.predict(X) - y) ** 2 if task == "regression" else -np.log(fit.predict(X)[np.arange(200), y])
-        assert found["model"] == pytest.approx(lost.mean(), rel=1e-5)
+        row_losses = (fit.predict(X) - y) ** 2 if task == "regression" else -np.log(fit.predict(X)[np.arange(200), y])
+        assert result["model"] == pytest.approx(row_losses.mean(), rel=1e-5)
 
 
 def test_a_loss_of_the_users_own_is_compared_with_nothing():
@@ -230,6 +232,7 @@ def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shap
     np.testing.assert_allclose(least_squares(x, y), expected, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["regression", "classification", "counts"])
 def test_the_linear_model_takes_what_time_there_is(kind):
     task: jtrees.tasks.Task = {

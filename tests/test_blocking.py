@@ -23,8 +23,8 @@ def test_blocks_cover_the_samples_within_the_limit(nodes, n):
 
 
 def test_a_mesh_of_another_machine_decides_the_sizes_of_its_programs():
-    of_pod = jax.sharding.AbstractDevice("TPU v5 lite", None, platform="tpu")
-    pod = jax.sharding.AbstractMesh((2,), ("data",), (jax.sharding.AxisType.Auto,), abstract_device=of_pod)
+    device = jax.sharding.AbstractDevice("TPU v5 lite", None, platform="tpu")
+    pod = jax.sharding.AbstractMesh((2,), ("data",), (jax.sharding.AxisType.Auto,), abstract_device=device)
     here = blocking.block_size(63, 10**6)
     with jax.sharding.use_abstract_mesh(pod):
         assert blocking.platform() == "tpu"
@@ -53,13 +53,13 @@ def test_into_blocks_pads_the_last(mode):
 
 def test_sum_over_blocks_is_the_sum_over_samples():
     x, y, weight = (np.arange(size, dtype=np.int32) for size in (20, 10, 10))
-    x, weight, tried = x.reshape(10, 2), weight + 1, (1, 3, 10, 11)
+    x, weight, sizes = x.reshape(10, 2), weight + 1, (1, 3, 10, 11)
 
     def fn(weight, x, y):
         return {"dot": x.T @ (weight * y), "total": weight.sum()}, x * y[:, None]
 
     expected, expected_rows = fn(weight, x, y)
-    in_blocks = jax.jit(lambda *arrays: [blocking.sum_over_blocks(fn, *arrays, block=block) for block in tried])
+    in_blocks = jax.jit(lambda *arrays: [blocking.sum_over_blocks(fn, *arrays, block=block) for block in sizes])
     for total, rows in in_blocks(weight, x, y):
         assert jax.tree.all(jax.tree.map(np.array_equal, total, expected))
         assert np.array_equal(rows, expected_rows)

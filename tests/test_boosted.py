@@ -136,8 +136,8 @@ def test_every_loss_is_learned_at_every_scale(case):
 def training_loss(task, predictions, y):
     """The mean loss; a function of the user is a loss of scaled targets."""
     unit = 1.0 if task.in_units else np.ptp(y)
-    of_predictions = task.loss_function.of_predictions if task.in_units else task.loss_function.function
-    return float(of_predictions(predictions / unit, y / unit).mean())
+    mean_loss = task.loss_function.of_predictions if task.in_units else task.loss_function.function
+    return float(mean_loss(predictions / unit, y / unit).mean())
 
 
 def best_constant_loss(task, y):
@@ -163,11 +163,11 @@ def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkey
         options["monotone"] = [1, 0, 0]
     recipe = jtrees.Boosted(base, rounds=3, learning_rate=0.5, columns=0.5)
     fit = lambda: jtrees.fit(recipe, X, targets, key=KEY, sample_weight=np.linspace(0.1, 3, 256), **options)
-    grown = fit()
+    program = fit()
     monkeypatch.setattr(type(base), "grow_arguments", only_search)
     searched = fit()
-    np.testing.assert_allclose(grown.report.search.losses[:3], searched.report.search.losses[:3], rtol=1e-4)
-    np.testing.assert_allclose(grown.predict(X), searched.predict(X), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(program.report.search.losses[:3], searched.report.search.losses[:3], rtol=1e-4)
+    np.testing.assert_allclose(program.predict(X), searched.predict(X), rtol=1e-3, atol=1e-3)
 
 
 def test_a_long_table_holds_out_a_fifth_for_the_rounds_and_fits_leaves_to_all_rows():
@@ -212,25 +212,26 @@ def test_a_tree_of_a_sum_needs_less_than_a_tree_on_its_own(base):
     assert (weak.starts, weak.cart, weak.halving, weak.precondition) == (1, "binned", False, 0.0)
     assert weak.updates < alone.updates / 10 and weak.rows >= 60 * 2**weak.depth
     assert options.checked(jtrees.Boosted(jtrees.GET(depth=9))).base.rows == 60 * 2**9
-    given = {"starts": 3, "cart": True, "rows": None, "epochs": 7}
-    kept = options.checked(jtrees.Boosted(base.replace(**given))).base
-    assert {name: getattr(kept, name) for name in given} == given
+    chosen = {"starts": 3, "cart": True, "rows": None, "epochs": 7}
+    remaining = options.checked(jtrees.Boosted(base.replace(**chosen))).base
+    assert {name: getattr(remaining, name) for name in chosen} == chosen
     nested = options.checked(jtrees.Bagged(jtrees.Boosted(base)))
     assert repr(nested.base.base) == repr(weak) and repr(options.checked(jtrees.Bagged(base)).base) == repr(alone)
 
 
+@pytest.mark.slow
 def test_splits_of_many_outputs_are_found_for_five_combinations_of_them(monkeypatch):
-    seen, search = [], Corner.search
-    monkeypatch.setattr(Corner, "search", lambda self, problem: (seen.append(problem), search(self, problem))[1])
+    recorded, search = [], Corner.search
+    monkeypatch.setattr(Corner, "search", lambda self, problem: (recorded.append(problem), search(self, problem))[1])
     labels = np.digitize(X[:, 0], np.quantile(X[:, 0], np.arange(1, 8) / 8))
     recipe = jtrees.Boosted(Corner(), rounds=6, learning_rate=0.5, patience=None)
     fit = jtrees.fit(recipe, X, labels, key=KEY, task="classification")
-    assert len(seen) == 6 and all(problem.task == Regression(5) for problem in seen)
-    first, second = (np.asarray(problem.batch.y) for problem in seen[:2])
+    assert len(recorded) == 6 and all(problem.task == Regression(5) for problem in recorded)
+    first, second = (np.asarray(problem.batch.y) for problem in recorded[:2])
     assert first.shape[1] == 5 and first.min() == 0 and first.max() == 1 and not np.allclose(first, second)
     assert fit.predict(X).shape == (256, 8) and (np.diff(fit.history) < 0).all()
-    few = jtrees.fit(recipe, X, CLASSES, key=KEY, task="classification")
-    assert seen[-1].task == Regression(3) and few.predict(X).shape == (256, 3)
+    three_classes = jtrees.fit(recipe, X, CLASSES, key=KEY, task="classification")
+    assert recorded[-1].task == Regression(3) and three_classes.predict(X).shape == (256, 3)
 
 
 @pytest.mark.slow
@@ -250,15 +251,16 @@ def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_ea
     weight[3], y[3] = 1e6, 20  # its loss is that of the sum that leaves it out
     recipe = jtrees.Boosted(WEAK, rounds=20, learning_rate=0.5, patience=2)
     fit = jtrees.fit(recipe, X, y, key=KEY, sample_weight=weight)
-    lost = fit.report.search.losses
-    assert fit.report.search.rounds == len(fit.model) / 5 == np.argmin(lost) + 1
-    assert np.isfinite(lost).sum() == np.argmin(lost) + 1 + 2 < 20
+    round_losses = fit.report.search.losses
+    assert fit.report.search.rounds == len(fit.model) / 5 == np.argmin(round_losses) + 1
+    assert np.isfinite(round_losses).sum() == np.argmin(round_losses) + 1 + 2 < 20
     # Every row but one is left out by a sum, so the held-out loss stands beside those of the baselines on all rows.
-    assert fit.report.held_out_loss == pytest.approx(lost.min() * np.ptp(y) ** 2, rel=1e-4)
+    assert fit.report.held_out_loss == pytest.approx(round_losses.min() * np.ptp(y) ** 2, rel=1e-4)
     assert 0.6 * 20**2 < fit.report.held_out_loss < 1.5 * 20**2  # a fifth of it, if fifths counted alike
     assert fit.report.baselines["model"] == fit.report.held_out_loss
 
 
+@pytest.mark.slow
 def test_a_base_does_not_choose_the_shrinkage_of_leaves_that_are_replaced(monkeypatch):
     shrinks, search = [], jtrees.NonGreedy.search
     spied = lambda self, problem: (shrinks.extend([self.shrink, problem.recipe.shrink]), search(self, problem))[1]
@@ -319,8 +321,8 @@ def test_rows_are_drawn_for_the_rounds_that_are_made(monkeypatch):
     )
     noise = np.random.default_rng(1).normal(size=len(LONG_X))
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=200, patience=3), LONG_X, noise, key=KEY)
-    made = np.isfinite(fit.report.search.losses).sum()
-    assert {*range(made)} <= {*numbers} and max(numbers) < 100  # the other kind of trees may make more rounds
+    finished = np.isfinite(fit.report.search.losses).sum()
+    assert {*range(finished)} <= {*numbers} and max(numbers) < 100  # the other kind of trees may make more rounds
 
 
 def test_a_base_with_a_search_of_its_own_is_searched():
@@ -337,7 +339,7 @@ def test_a_base_with_a_search_of_its_own_is_searched():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("is_oblique", [False, True])
+@pytest.mark.parametrize("is_oblique", sweeps.slow([False, True], [False, True]))
 def test_held_out_rows_choose_between_oblique_trees_and_those_of_cart(is_oblique):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(600, 8)).astype(np.float32)
@@ -349,6 +351,7 @@ def test_held_out_rows_choose_between_oblique_trees_and_those_of_cart(is_oblique
     assert (features_of_splits.max() > 1) == is_oblique
 
 
+@pytest.mark.slow
 def test_a_kind_of_trees_that_is_far_behind_ends():
     x = np.random.default_rng(1).normal(size=(1200, 6)).astype(np.float32)
     lengths = []
@@ -365,6 +368,7 @@ def test_a_kind_of_trees_that_is_far_behind_ends():
     assert fit.report.search.is_oblique and sum(lengths) < 2 * sum(range(6, 61, 6))
 
 
+@pytest.mark.slow
 def test_a_tree_of_a_wide_table_splits_64_features():
     x = np.random.default_rng(1).normal(size=(300, 150)).astype(np.float32)
     y = 2.0 * (x[:, 140] > 0) + np.abs(x[:, 141])
@@ -375,6 +379,7 @@ def test_a_tree_of_a_wide_table_splits_64_features():
     assert features[:, 140].mean() > 0.3 and features[:, 141].mean() > 0.3
 
 
+@pytest.mark.slow
 def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
     x = np.random.default_rng(1).normal(size=(400, 3)).astype(np.float32)
     y = (x[:, 0] > 0) + np.sin(3 * x[:, 1])
@@ -390,12 +395,12 @@ def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
 DGT_OF_CODES = jtrees.DGT(depth=3, epochs=20, widths=(8,))
 
 
-@pytest.mark.parametrize("patience", [None, 10], ids=["one sum", "five sums"])
+@pytest.mark.parametrize("patience", [pytest.param(None, marks=pytest.mark.slow), 10], ids=["one sum", "five sums"])
 @pytest.mark.parametrize(
     ("base", "values"),
     [
         (DGT_OF_CODES, "codes"),
-        (DGT_OF_CODES, "outliers"),
+        pytest.param(DGT_OF_CODES, "outliers", marks=pytest.mark.slow),
         pytest.param(WEAK.replace(depth=3, leaves="linear"), "codes", marks=pytest.mark.slow),
     ],
     ids=["constant leaves, codes", "constant leaves, outliers", "linear leaves, codes"],
@@ -412,8 +417,8 @@ def test_losses_are_those_of_the_model_if_features_are_clipped(base, values, pat
     recipe = jtrees.Boosted(base, rounds=20, learning_rate=0.3, patience=patience)
     fit, unit = jtrees.fit(recipe, x, y, key=KEY), np.ptp(y) ** 2
     if patience is None:  # the history has the loss before each round
-        longer = jtrees.fit(recipe.replace(rounds=21), x, y, key=KEY)
-        assert longer.history[20] * unit == pytest.approx(fit.loss, rel=1e-3)
+        extended = jtrees.fit(recipe.replace(rounds=21), x, y, key=KEY)
+        assert extended.history[20] * unit == pytest.approx(fit.loss, rel=1e-3)
     else:
         assert np.min(fit.report.search.losses) * unit == pytest.approx(fit.report.held_out_loss, rel=1e-3)
     assert fit.loss < 0.7 * y.var()

@@ -19,13 +19,13 @@ LARGE = Sizes(65_536, 32, 8, 1)
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     """Each test begins without a decision, with an empty folder."""
-    default.forget()
+    default._DECISIONS.clear()
     monkeypatch.delenv("JTREES_KERNELS", raising=False)
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     yield tmp_path
     jax.config.update("jax_compilation_cache_dir", before)
-    default.forget()
+    default._DECISIONS.clear()
 
 
 def on(kind):
@@ -87,8 +87,8 @@ def test_without_a_time_of_xla_the_estimate_decides():
 
 def test_timings_end_at_the_limit():
     """By a fake clock. A time that comes after the limit does not count."""
-    now = iter([0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 2.5, 2.5])
-    times, notes = timing.timed("path_sum", LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(now))
+    moments = iter([0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 2.5, 2.5])
+    times, notes = timing.timed("path_sum", LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(moments))
     assert list(times) == [None] and not notes
 
 
@@ -96,11 +96,11 @@ def test_decisions_are_kept_in_a_folder(folder):
     first, _ = decide(MADE)
     [file] = (folder / "kernels").glob("*.json")
     assert jax.__version__.replace(".", "-") in file.name
-    default.forget()
+    default._DECISIONS.clear()
     second, calls = decide(MADE)
     assert second == first and calls == []
     file.write_text('{"config": 3')  # a damaged file is replaced
-    default.forget()
+    default._DECISIONS.clear()
     third, calls = decide(MADE)
     assert third == first and calls and json.loads(file.read_text())["config"]["tile"] == SECOND.tile
 
@@ -122,11 +122,11 @@ def test_the_first_process_decides_for_all(monkeypatch):
     decisions = []
     for process, times in enumerate((MADE, MADE | {None: 1e-9})):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        default.forget()
+        default._DECISIONS.clear()
         decisions.append(decide(times)[0])
     assert decisions[0] == decisions[1] and decisions[1].config == SECOND
     store.clear()
-    default.forget()
+    default._DECISIONS.clear()
     assert "The first process decided nothing." in decide(MADE)[0].reason
 
 

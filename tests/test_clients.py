@@ -46,7 +46,7 @@ def test_skops(frame, kind, name, tmp_path):
     model = kind(RECIPES[name], random_state=0).fit(x, y if kind is TreeRegressor else np.where(y > 8, "high", "low"))
     sio.dump(model, tmp_path / "model.skops")
     unknown = sio.get_untrusted_types(file=tmp_path / "model.skops")
-    assert unknown and all(one.startswith("jtrees.") for one in unknown)
+    assert unknown and all(entry.startswith("jtrees.") for entry in unknown)
     loaded = sio.load(tmp_path / "model.skops", trusted=unknown)
     np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
     assert str(loaded.report_) == str(model.report_) and str(loaded.model_) == str(model.model_)
@@ -86,8 +86,8 @@ def test_sktime():
     compose = needs.package("sktime.forecasting.compose")
     y = pd.Series(np.sin(np.arange(120) / 3), index=pd.period_range("2015-01", periods=120, freq="M"))
     forecaster = compose.make_reduction(TreeRegressor(GET, random_state=0), window_length=12, strategy="recursive")
-    found = forecaster.fit(y[:110], fh=[1, 2, 3]).predict()
-    assert list(found.index) == list(y.index[110:113]) and np.abs(found - y[110:113]).max() < 0.7
+    result = forecaster.fit(y[:110], fh=[1, 2, 3]).predict()
+    assert list(result.index) == list(y.index[110:113]) and np.abs(result - y[110:113]).max() < 0.7
 
 
 def test_mlforecast():
@@ -97,8 +97,8 @@ def test_mlforecast():
         pd.DataFrame({"unique_id": i, "ds": days, "y": np.sin(np.arange(100) / 3) + k}) for k, i in enumerate("ab")
     ]
     forecast = mlforecast.MLForecast(models={"tree": TreeRegressor(GET, random_state=0)}, freq="D", lags=[1, 2, 7])
-    found = forecast.fit(pd.concat(series)).predict(5)
-    assert len(found) == 10 and np.isfinite(found["tree"]).all()
+    result = forecast.fit(pd.concat(series)).predict(5)
+    assert len(result) == 10 and np.isfinite(result["tree"]).all()
 
 
 # --- Explanations ----------------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def test_dice(numbers):
     data = dice_ml.Data(dataframe=table, continuous_features=["age", "hours"], outcome_name="income")
     changes = dice_ml.Dice(data, dice_ml.Model(model=model, backend="sklearn"), method="random")
     rows = x[model.predict(x) == 0][:2]
-    found = changes.generate_counterfactuals(rows, total_CFs=2, desired_class="opposite", random_seed=0)
-    for example in found.cf_examples_list:
+    result = changes.generate_counterfactuals(rows, total_CFs=2, desired_class="opposite", random_seed=0)
+    for example in result.cf_examples_list:
         assert (model.predict(example.final_cfs_df[["age", "hours"]].astype(float)) == 1).all()
 
 

@@ -13,7 +13,7 @@ from sklearn.utils import Bunch
 from experiments import compare, data, sizes
 import jtrees
 from jtrees.cli.tables import guess, read_labelled, usable
-from jtrees.report.held_out import split_rows
+from jtrees.data.held_out import divided
 from jtrees.report.rivals import rivals
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -116,7 +116,7 @@ def test_regression(folder, tmp_path, capsys):
     assert config["options"]["seed"] == 0 and "jax" in config["versions"] and config["recipes"]["GET"]["epochs"] == 10
     # The scores are those of the saved models.
     frame = data.load_frame("plane", data_dir=folder)
-    train, test = split_rows(frame.y.to_numpy(), "regression", 0.25, 0)
+    train, test = divided(len(frame.y), 0.25, 0)
     for name, file in zip(table.index[2:], names[2:], strict=True):
         encoder, model = saved(written, file)["encoder"], saved(written, file)["model"]
         for rows, score in ((train, "training R²"), (test, "R²")):
@@ -154,11 +154,11 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert (np.array(classes)[chances.argmax(1)] == frame.y).mean() > 0.7
 
 
-@pytest.mark.parametrize(("name", "classes"), [("labels", 2), ("three", 3)])
+@pytest.mark.parametrize(("name", "classes"), [pytest.param("labels", 2, marks=pytest.mark.slow), ("three", 3)])
 def test_scores_of_classes(folder, tmp_path, name, classes):
     written, table = run(tmp_path, *on(folder, name))
     frame = data.load_frame(name, data_dir=folder)
-    train, test = split_rows(y := frame.y.to_numpy(), "classification", 0.25, 0)
+    train, test = divided(len(frame.y), 0.25, 0, y := frame.y.to_numpy())
     cart, row, constant = saved(written, "CART_depth_2"), table.loc["CART, depth 2"], table.loc["constant"]
     chances = cart["model"].predict_proba(cart["encoder"].transform(frame.x.iloc[test]))
     y_train, y = y[train], y[test]
@@ -174,6 +174,7 @@ def test_scores_of_classes(folder, tmp_path, name, classes):
     assert constant["balanced accuracy"] == pytest.approx(1 / classes) and constant["AUC"] == 0.5
 
 
+@pytest.mark.slow
 def test_sizes_of_simpler_models(folder):
     x, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200.0)
     models = rivals(jtrees.Regression(), 200, depth=2, seed=0, forests=True)[0]
@@ -228,14 +229,6 @@ def test_recipes_of_the_user_are_rows(mine, folder, tmp_path):
 )
 def test_other_objects_than_recipes_are_refused_in_one_line(mine, folder, tmp_path, capsys, argument, message):
     assert message in refusal(tmp_path, capsys, *on(folder, "plane"), "--method", argument)
-
-
-def test_recipes_and_depths_of_the_command(monkeypatch):
-    monkeypatch.undo()
-    assert len(compare.RECIPES) == 8 and compare.CART_DEPTHS == (2, 4, 6, 8)
-    for name, recipe in compare.RECIPES.items():
-        assert name == f"{name.partition(',')[0]}, depth {recipe.depth}"
-        assert (getattr(recipe, "leaves", None) == "linear") == ("Linear" in name)
 
 
 # --- When something goes wrong ---------------------------------------------------------------------------------------
@@ -340,6 +333,7 @@ def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, header, e
     np.testing.assert_array_equal(frame.x["area"].astype(float), areas)
 
 
+@pytest.mark.slow
 def test_twenty_rows_of_four_classes(tmp_path):
     rng = np.random.default_rng(0)
     pd.DataFrame({"a": rng.uniform(size=20), "kind": list("abcd") * 5}).to_csv(tmp_path / "few.csv", index=False)
@@ -383,13 +377,6 @@ def test_sets_of_openml_become_tables(openml, folder):
     ):
         with pytest.raises(data.DataError, match=message):
             data.load(name, data_dir=folder)
-
-
-def test_missing_files_and_folders(tmp_path):
-    with pytest.raises(data.DataError, match="cannot read"):
-        read_labelled(tmp_path / "none.csv", "y")
-    with pytest.raises(data.DataError, match="does not exist"):
-        data.load("plane", data_dir=tmp_path / "none")
 
 
 @pytest.mark.parametrize("which", ["X", "y"])

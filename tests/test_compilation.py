@@ -31,7 +31,7 @@ def table(rows: int = 68, seed: int = 0):
 
 
 def test_a_function_compiles_once_for_each_shape_and_static_option(count_compilations):
-    @compilation.jit_rarely_called(static_argnames="power")
+    @compilation.jit(often=False, static_argnames="power")
     def total(x, power):
         return (x**power).sum()
 
@@ -44,7 +44,7 @@ def test_a_function_compiles_once_for_each_shape_and_static_option(count_compila
 
 @pytest.mark.slow
 def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
-    total = compilation.jit_often_called()(lambda x: x.sum())
+    total = compilation.jit(often=True)(lambda x: x.sum())
     call = lambda: [total(jnp.ones(n)) for n in range(1, 4)]
     call()
     compilation.bound_memory()  # the fixture allows for many
@@ -56,10 +56,12 @@ def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
     assert total.programs() == 3
 
 
-@pytest.mark.parametrize("name", sweeps.slow(RECIPES, ["GET", "DGT", "LatentTree", "Bagged"]))
+# Without the sums, which have a program for each number of trees.
+SHAPED = [name for name in RECIPES if name not in ("Boosted", "Refined")]
+
+
+@pytest.mark.parametrize("name", sweeps.slow(SHAPED, ["GET", "DGT", "LatentTree", "Bagged"]))
 def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(name, count_compilations):
-    if name in ("Boosted", "Refined"):
-        pytest.skip("each number of trees has a program of its own")
     recipe = GET.replace(starts=6) if name == "GET" else RECIPES[name]
     assert count_compilations(lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)) > 0
     x, y = table()
@@ -82,8 +84,8 @@ CASES = {
 def test_tasks_rows_to_evaluate_on_and_constraints_are_part_of_a_warm_up(case, count_compilations):
     shape, options = CASES[case]
     recipe, (x, y) = RECIPES["CO2"] if case == "monotone" else DGT, table()
-    both, three = np.stack([y, -y], 1), np.digitize(y, np.quantile(y, [0.3, 0.6]))
-    y = {"classes": three, "targets": both, "policy": both, "loss": y - y.min() + 1}.get(case, y)
+    pair, three = np.stack([y, -y], 1), np.digitize(y, np.quantile(y, [0.3, 0.6]))
+    y = {"classes": three, "targets": pair, "policy": pair, "loss": y - y.min() + 1}.get(case, y)
     assert count_compilations(lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS, **shape)) > 0
     assert count_compilations(lambda: jtrees.fit(recipe, x, y, key=KEY, **options).predict(x)) == 0
 
@@ -94,8 +96,8 @@ def test_a_warm_up_takes_few_updates_and_leaves_fits_as_they_are():
     seconds = jtrees.warmup(DGT.replace(epochs=10**7), rows=len(x), columns=COLUMNS)  # all would take many minutes
     assert 0 < seconds < 60
     np.testing.assert_array_equal(jtrees.fit(DGT, x, y, key=KEY).predict(x), before)
-    by_names = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=4)
-    assert jtrees.warmup(by_names, rows=ROWS, columns=COLUMNS) > 0
+    named_columns = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=4)
+    assert jtrees.warmup(named_columns, rows=ROWS, columns=COLUMNS) > 0
 
 
 @pytest.mark.parametrize(
@@ -188,23 +190,6 @@ def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_jax_logs_the_programs_that_a_folder_lacks(tmp_path, caplog):
-    """This is the way to see failures of a folder, which are silent."""
-
-    def is_missing():
-        caplog.clear()
-        double()
-        return "PERSISTENT COMPILATION CACHE MISS" in caplog.text
-
-    folder = jtrees.cache(tmp_path / "programs")
-    with jax.explain_cache_misses(True):
-        assert [is_missing(), is_missing()] == [True, False]
-        shutil.rmtree(folder)
-        assert [is_missing(), is_missing()] == [True, True]
-    assert not is_missing()
-
-
-@pytest.mark.usefixtures("no_folder")
 @pytest.mark.parametrize("limits", [{"LARGEST_SIZE": 7500}, {"MOST_ENTRIES": 2}])
 def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_path, monkeypatch):
     """The entries of all processors count; ``b`` was read last. Other programs share the user's folder of caches."""
@@ -223,8 +208,8 @@ def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_p
     monkeypatch.setattr(caching, "_WRITES", 1)
     double()
     assert all((new / "foreign-cache").exists() for new in foreign)
-    kept = {entry.name[0] for entry in entries(tmp_path) if entry.parent not in foreign}
-    assert kept == {"b", "j"}  # jit_... is the program of ``double``
+    remaining = {entry.name[0] for entry in entries(tmp_path) if entry.parent not in foreign}
+    assert remaining == {"b", "j"}  # jit_... is the program of ``double``
 
 
 @pytest.mark.usefixtures("no_folder")
@@ -311,6 +296,7 @@ print(sum(read), predictions.tobytes().hex())
 """
 
 
+@pytest.mark.slow
 def test_a_later_process_reads_the_programs_and_predicts_equal_bits(tmp_path):
     """By default, and without a word on standard error."""
     names = ("JTREES_CACHE", *(name.upper() for name in SETTINGS))

@@ -32,28 +32,28 @@ NUMBERS, CLASSES = LinearRegression().fit(X, Y), LogisticRegression().fit(X, LAB
 
 
 def made_of(x, count, seed=0):
-    rows, of = OriginalRows.from_table(x).make_rows(count, np.random.default_rng(seed))
-    return rows.values, of
+    rows, source = OriginalRows.from_table(x).make_rows(count, np.random.default_rng(seed))
+    return rows.values, source
 
 
 def test_made_rows_are_mixtures_of_two_near_rows():
     x = np.column_stack([X, rng.integers(0, 3, 60), np.where(rng.random(60) < 0.3, np.nan, X[:, 0])]).astype(np.float32)
-    made, of = made_of(x, 240)
-    assert made.shape == (240, 4) and made.dtype == np.float32
-    assert (np.bincount(of, minlength=60) == 4).all()
-    own = np.isclose(made, x[of], equal_nan=True)
-    assert 0.4 < own.mean() < 0.75  # half of the columns, and whole numbers that are equal
+    rows_x, source = made_of(x, 240)
+    assert rows_x.shape == (240, 4) and rows_x.dtype == np.float32
+    assert (np.bincount(source, minlength=60) == 4).all()
+    unchanged = np.isclose(rows_x, x[source], equal_nan=True)
+    assert 0.4 < unchanged.mean() < 0.75  # half of the columns, and whole numbers that are equal
     for j in (2, 3):  # whole numbers, and a column with gaps
-        assert np.isin(made[:, j], x[:, j]).all() or set(made[:, j][~np.isnan(made[:, j])]) <= set(x[:, j])
+        assert np.isin(rows_x[:, j], x[:, j]).all() or set(rows_x[:, j][~np.isnan(rows_x[:, j])]) <= set(x[:, j])
     # What is not the row's own lies between its number and that of one and the same other row.
-    for row, a in zip(made[:, :2], x[of, :2], strict=True):
+    for row, a in zip(rows_x[:, :2], x[source, :2], strict=True):
         low, high = np.minimum(a, x[:, :2]), np.maximum(a, x[:, :2])
         assert ((low <= row) & (row <= high)).all(1).any()
     again, _ = made_of(x, 240)
-    np.testing.assert_array_equal(made, again)
-    assert not np.array_equal(made, made_of(x, 240, seed=1)[0], equal_nan=True)
-    made, of = made_of(np.concatenate([X, 100 + X]), 400)
-    assert ((made[:, 0] > 50) == (of >= 60)).mean() > 0.98  # else all of eight random rows are far
+    np.testing.assert_array_equal(rows_x, again)
+    assert not np.array_equal(rows_x, made_of(x, 240, seed=1)[0], equal_nan=True)
+    rows_x, source = made_of(np.concatenate([X, 100 + X]), 400)
+    assert ((rows_x[:, 0] > 50) == (source >= 60)).mean() > 0.98  # else all of eight random rows are far
 
 
 N12 = np.arange(12)
@@ -74,12 +74,12 @@ FRAMES = {
 @pytest.mark.parametrize("library", FRAMES)
 def test_made_rows_of_a_data_frame_have_its_columns(library):
     rows = OriginalRows.from_table(frame := FRAMES[library]())
-    mixed, of = rows.make_rows(30, np.random.default_rng(0))
-    assert type(mixed.values) is type(frame) and len(mixed) == len(of) == 30
-    both = [nw.from_native(table, eager_only=True) for table in (frame, mixed.values)]
-    assert both[0].schema == both[1].schema
-    for name in both[0].columns:
-        old, new = (table[name].to_list() for table in both)
+    mixed, source = rows.make_rows(30, np.random.default_rng(0))
+    assert type(mixed.values) is type(frame) and len(mixed) == len(source) == 30
+    pair = [nw.from_native(table, eager_only=True) for table in (frame, mixed.values)]
+    assert pair[0].schema == pair[1].schema
+    for name in pair[0].columns:
+        old, new = (table[name].to_list() for table in pair)
         if name == "size":
             assert not set(new) <= set(old) and min(old) <= min(new) <= max(new) <= max(old)
         else:
@@ -92,12 +92,14 @@ def test_made_rows_of_a_data_frame_have_its_columns(library):
 def test_without_made_rows_it_is_a_fit_to_the_predictions():
     expected = jtrees.fit(RECIPE, X, NUMBERS.predict(X), key=KEY)
     teachers = NUMBERS, NUMBERS.predict, jtrees.fit(RECIPE, X, Y, key=KEY)
-    found = [jtrees.distill(one, RECIPE, X, key=KEY, synthetic=0, held_out=(X_OUT, None)) for one in teachers]
-    for one in found[:2]:
-        np.testing.assert_array_equal(one.predict(X_OUT), expected.predict(X_OUT))
-        assert (one.rows, one.synthetic, one.held_out, one.score) == (60, 0, 20, None)
-        assert one.fidelity == pytest.approx(r2_score(NUMBERS.predict(X_OUT), expected.predict(X_OUT)))
-    assert found[2].fidelity == pytest.approx(r2_score(teachers[2].predict(X_OUT), found[2].predict(X_OUT)))
+    actual = [
+        jtrees.distill(candidate, RECIPE, X, key=KEY, synthetic=0, held_out=(X_OUT, None)) for candidate in teachers
+    ]
+    for candidate in actual[:2]:
+        np.testing.assert_array_equal(candidate.predict(X_OUT), expected.predict(X_OUT))
+        assert (candidate.rows, candidate.synthetic, candidate.held_out, candidate.score) == (60, 0, 20, None)
+        assert candidate.fidelity == pytest.approx(r2_score(NUMBERS.predict(X_OUT), expected.predict(X_OUT)))
+    assert actual[2].fidelity == pytest.approx(r2_score(teachers[2].predict(X_OUT), actual[2].predict(X_OUT)))
 
 
 def test_the_scores_are_those_of_the_held_out_rows():
@@ -153,6 +155,6 @@ def test_raw_tables():
     ],
 )
 def test_what_cannot_be_distilled_is_refused(arguments, message):
-    given = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "synthetic": 0, "key": KEY} | arguments
+    settings = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "synthetic": 0, "key": KEY} | arguments
     with pytest.raises(ValueError, match=re.escape(message)):
-        jtrees.distill(given.pop("teacher"), given.pop("recipe"), given.pop("x"), **given)
+        jtrees.distill(settings.pop("teacher"), settings.pop("recipe"), settings.pop("x"), **settings)

@@ -283,10 +283,10 @@ def test_calls_are_made_together_in_stacks_of_about_equal_size(count_compilation
     """Nine calls in stacks of at most four: three of three, and no padding. A shared array has no axis in a stack."""
     problems = problems_of(*range(1, 10), engine=engine_of(stacked=True))
     for n, sizes in ((6, []), (8, [3])):
-        others = problems if n == 6 else [problem.replace(batch=batch_of(n)) for problem in problems]
+        actual = problems if n == 6 else [problem.replace(batch=batch_of(n)) for problem in problems]
         stacked_sizes.clear()
-        results = run(*(mapped(problem, sum_of_features) for problem in others), engine=problems[0].engine)
-        assert results == [rate + others[0].batch.x.sum() for rate in range(1, 10)] and stacked_sizes == sizes
+        results = run(*(mapped(problem, sum_of_features) for problem in actual), engine=problems[0].engine)
+        assert results == [rate + actual[0].batch.x.sum() for rate in range(1, 10)] and stacked_sizes == sizes
     # Stacks keep their size, and the last is padded, also in a new engine: another number of problems compiles nothing.
     states = lambda *rates, engine: walks(problems_of(*rates, engine=engine), 3)[0]
     states(1.0, 2.0, 3.0, 4.0, engine=(engine := engine_of(stacked=True)))
@@ -442,10 +442,10 @@ def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_c
 
     smaller = rest.holding_out(np.arange(6) == 5)
     assert smaller.count == 4 and sums_of(smaller) == ([20, 24], [10, 11])
-    taken = problem.bootstrap(np.array([5, 3, 1, 3, -1])).bootstrap(np.array([1, 3, 2, -1]))  # rows may repeat
-    np.testing.assert_array_equal(taken.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
-    np.testing.assert_allclose(taken.batch.weight, [1, 1, 1, 0])
-    assert taken.count == 3 and taken.shape == (4, 2)
+    bootstrapped = problem.bootstrap(np.array([5, 3, 1, 3, -1])).bootstrap(np.array([1, 3, 2, -1]))  # rows may repeat
+    np.testing.assert_array_equal(bootstrapped.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
+    np.testing.assert_allclose(bootstrapped.batch.weight, [1, 1, 1, 0])
+    assert bootstrapped.count == 3 and bootstrapped.shape == (4, 2)
     sample = problem.sample(np.array([4, 2, -1]), np.array([3.0, 1.0, 0.0], np.float32))
     assert sums_of(sample)[0] == [(3 * 8 + 4) / 2, (3 * 9 + 5) / 2]  # weights of mean 1
 

@@ -153,9 +153,7 @@ def test_folds_compile_once(count_compilations):
     assert count_compilations(lambda: cross_val_score(regressor(), x, y, cv=5)) == 0
 
 
-@pytest.mark.parametrize(
-    "later", [{"loss": "poisson"}, {"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str
-)
+@pytest.mark.parametrize("later", [{"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str)
 def test_options_of_the_default_recipe_and_parameters_are_set_in_any_order(later):
     """The default recipe has constant leaves for other losses and for monotone columns."""
     options = {"recipe__depth": 1, "recipe__starts": 1, "recipe__epochs": 2}
@@ -173,15 +171,15 @@ def test_options_of_the_default_recipe_and_parameters_are_set_in_any_order(later
         TreeRegressor({"deepness": 3}).fit(x, y)
 
 
+# Without the recipe that learns without targets, and the recipe that holds a function.
+PICKLED = [name for name in recipes.RECIPES if name not in ("LatentClustering", "FromMethod")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sweeps.quick(["constant", *recipes.RECIPES], ["GET", "Boosted", "constant"], pytest.mark.wide)
-)
+@pytest.mark.parametrize("name", sweeps.quick(["constant", *PICKLED], ["GET", "Boosted", "constant"], pytest.mark.wide))
 @pytest.mark.parametrize("raw", [False, True])
 def test_fitted_estimators_hold_numpy_arrays(name, raw):
     """A pickle needs no JAX arrays, whose form depends on the version of JAX."""
-    if name in ("LatentClustering", "FromMethod"):
-        pytest.skip("one learns without targets, the other holds a function")
     x = pd.DataFrame(X, columns=[*"abcd"]).assign(e=np.resize(["u", "v"], 400)) if raw else X
     is_classifier = name in ("DGT", "Boosted")
     y = np.ones(400) if name == "constant" else tables.BINARY if is_classifier else Y
@@ -235,7 +233,11 @@ def test_a_classifier_saved_and_loaded(form, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tree", "boosted", "y"), [(TreeRegressor, BoostedRegressor, Y), (TreeClassifier, BoostedClassifier, LABELS)]
+    ("tree", "boosted", "y"),
+    [
+        pytest.param(TreeRegressor, BoostedRegressor, Y, marks=pytest.mark.slow),
+        (TreeClassifier, BoostedClassifier, LABELS),
+    ],
 )
 def test_names_say_whether_the_default_is_one_tree_or_a_sum(tree, boosted, y, tmp_path):
     task = jtrees.Regression() if tree is TreeRegressor else jtrees.Classification(3)
@@ -313,8 +315,6 @@ def test_estimators_take_frames_and_arrays_of_objects(tmp_path):
     assert model.get_depth() in (1, 2) and model.apply(frame).shape == (400,)
     importances = model.feature_importances_
     assert importances.sum() == pytest.approx(1) and importances[0] > 0.8
-    expected = list(jtrees.explain.importances(model.model_, frame).values())
-    np.testing.assert_allclose(importances, expected, atol=0.05)  # other shuffles
     jtrees.save(model, tmp_path / "model.jtrees")
     np.testing.assert_array_equal(jtrees.load(tmp_path / "model.jtrees").predict(frame), model.predict(frame))
     with pytest.raises(ValueError, match="feature names"):
@@ -354,36 +354,6 @@ def test_validation_fraction(problems):
     rare = np.where(np.arange(400) == 3, "rare", LABELS)
     with pytest.raises(ValueError, match=r"Classes with too few members are: \['rare'\]"):
         classifier(validation_fraction=0.2).fit(X, rare)
-
-
-def test_groups_are_not_divided(problems):
-    x = np.column_stack([X, np.repeat(np.arange(100), 4)])
-    groups = x[:, 4]
-    model = regressor(validation_fraction=0.2)
-    model.fit(x, Y, validation_groups=[f"patient {group}" for group in groups])
-    model.fit(x, Y)
-    (training, held_out), mixed = (
-        [set(table.x[:, 4]) for table in (problem.data.table, problem.data.validation)] for problem in problems
-    )
-    assert len(held_out) == 20 and len(training) == 80 and mixed[0] & mixed[1]
-    for fraction, wrong, message in (
-        (0.2, [1, 2, 3], r"must be one label a row, \(400,\), got shape \(3,\)"),
-        (0.2, np.ones(400), "must hold at least two groups"),
-        (None, groups, "needs validation_fraction, got None"),
-    ):
-        with pytest.raises(ValueError, match=f"validation_groups {message}"):
-            regressor(validation_fraction=fraction).fit(x, Y, validation_groups=wrong)
-
-
-def test_a_class_in_a_single_group_is_a_training_class(problems):
-    groups = np.repeat(np.arange(100), 4)
-    labels = np.where(groups == 3, "z", np.where(X[:, 0] > 0, "a", "b"))
-    for seed in range(6):
-        model = TreeClassifier(DGT, random_state=seed, validation_fraction=0.3)
-        assert model.fit(X, labels, validation_groups=groups).classes_.tolist() == ["a", "b", "z"]
-        assert set(problems[-1].data.table.y) == {0, 1, 2}
-    with pytest.raises(ValueError, match="validation_groups must leave training rows of every class"):
-        model.fit(X, np.where(groups % 2, "a", "b"), validation_groups=groups % 2)
 
 
 def test_progress_is_shown_on_request(capsys):
@@ -454,10 +424,7 @@ VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
         ({"sample_weight": DAYS}, r"sample_weight must be numeric, got values of type datetime64\[D\]"),
         ({"X": np.full((400, 2), "a")}, "could not convert string to float"),
         ({"X": np.stack([DAYS, DAYS], 1)}, r"X must be numeric, got .* type datetime64\[D\]: make numbers of dates"),
-        ({"X": np.ma.masked_greater(X, 1)}, "X must have no masked values, got"),
-        ({"y": np.arange(400).astype("m8[s]")}, r"y must be numeric, got .* type timedelta64\[s\]: make numbers of"),
         ({"y": np.full(400, "a")}, "y must be numeric, got values of type <U1: for labels take task="),
-        ({"y": np.ma.masked_array(Y, np.arange(400) == 7)}, "y must have no masked values, got 1, the first at"),
         # Constant targets pass the checks of the loss.
         ({"y": np.full(400, -1.0), "loss": "poisson"}, "y must be at least 0 for Poisson.*-1.0 in row 0"),
         ({"y": VARIES, "loss": "huber"}, "loss must be of one target"),
@@ -523,7 +490,8 @@ def test_labels_of_any_type_come_back(classes):
     labels = [classes[int(x > 0)] for x in X[:, 0]]
     array = np.empty(400, object)
     array[:] = labels
-    for y in (array, pd.Series(array)) if isinstance(classes[0], tuple) else (labels, array, pd.Series(array)):
+    forms = [array, pd.Series(array), labels] if isinstance(classes[0], datetime.date) else [array]
+    for y in forms:
         model = classifier(class_weight={classes[1]: 2.0}, validation_fraction=0.2).fit(X, y)
         assert model.classes_.tolist() == list(classes) and list(map(type, model.classes_)) == list(map(type, classes))
         right = [a == b for a, b in zip(model.predict(X).tolist(), labels, strict=True)]

@@ -52,8 +52,8 @@ def test_scores_of_one_sample_have_the_same_bits(depth, p):
 @pytest.mark.slow
 def test_all_samples_that_single_precision_sends_elsewhere_are_uncertain_and_few_others():
     tree, x = nasty.near_ties(8, 21)
-    others = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)
-    for samples, share in ((x, 1.0), (others, 0.01)):
+    rest = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)
+    for samples, share in ((x, 1.0), (rest, 0.01)):
         splits = exact.unit_splits(tree.weights, tree.bias)
         leaf, uncertain = jax.jit(ops.hard_and_uncertain)(*map(jnp.asarray, (*splits, samples)))
         elsewhere = np.asarray(leaf) != exact.leaf_index(tree.weights, tree.bias, samples)
@@ -103,7 +103,7 @@ def test_many_trees_are_decided_at_once_as_each_alone():
     rng = np.random.default_rng(0)
     weights, bias = rng.normal(size=(6, 7, 3)).astype(np.float32), rng.normal(size=(6, 7)).astype(np.float32)
     x = rng.normal(size=(20, 3)).astype(np.float32)
-    each = [exact.leaf_index(*one, x) for one in zip(weights, bias, strict=True)]
+    each = [exact.leaf_index(*split, x) for split in zip(weights, bias, strict=True)]
     together = exact.leaf_index(weights, bias, x)
     assert together.dtype == np.int32
     np.testing.assert_array_equal(together, each)

@@ -8,7 +8,7 @@ import pytest
 
 import jtrees
 from jtrees.search import Problem
-from tests import tables
+from tests import ROOT, tables
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -75,3 +75,8 @@ def test_starts_that_became_non_finite_are_an_error(example):
         jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, learning_rate=1e30), X, Y, key=KEY)
     with pytest.raises(ValueError, match="balance must be a finite number of at least 0"):
         jtrees.fit(example.SoftDecisionTree(balance=-1.0), X, Y, key=KEY)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("pod", 100), ("sweep_pod", 100), ("train_large", 250)])
+def test_examples_are_short_enough_to_be_copied(name, limit):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= limit

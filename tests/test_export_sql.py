@@ -172,8 +172,8 @@ def test_a_number_that_a_model_refuses_has_no_prediction(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("medians", "of_missing"), [(None, np.nan), ([-3.0, 0.0], 0), ([3.0, 0.0], 1)])
-def test_nan_is_a_missing_value_in_postgresql(medians, of_missing, server, tmp_path):
+@pytest.mark.parametrize(("medians", "missing"), [(None, np.nan), ([-3.0, 0.0], 0), ([3.0, 0.0], 1)])
+def test_nan_is_a_missing_value_in_postgresql(medians, missing, server, tmp_path):
     export.to_sql(two_columns(medians), tmp_path / "model.sql", keys="id", table=("other", "rows"))
     statement = (tmp_path / "model.sql").read_text().rstrip(";\n")
     values = "(0, 1), (1, 'infinity'), (2, '-infinity'), (3, 1e39), (4, 'nan'), (5, NULL), (6, -1)"
@@ -184,7 +184,7 @@ def test_nan_is_a_missing_value_in_postgresql(medians, of_missing, server, tmp_p
     \\copy (SELECT * FROM result) TO '{tmp_path}/result.csv' CSV HEADER\n"""
     run_in_postgresql(script, server)
     result = pd.read_csv(tmp_path / "result.csv").sort_values("id")
-    expected = [1, np.nan, np.nan, np.nan, of_missing, of_missing, 0]
+    expected = [1, np.nan, np.nan, np.nan, missing, missing, 0]
     np.testing.assert_array_equal(result["prediction"], expected)
     np.testing.assert_array_equal(result["leaf"], expected)
 

@@ -27,21 +27,22 @@ FLAGS = {
     "PYTHONWARNINGS": "error",
 }
 SECONDS = 900
+KEY = jax.random.key(0)
 
 
-def ended(words, **flags):
+def output(words, **flags):
     """The error that each case whose name holds the words ended with, by name."""
     environment = os.environ | compiled.environment() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
     command = [sys.executable, "-m", "tests.flag_cases", *words]
-    made = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    assert made.returncode == 0, made.stderr[-2000:]
-    return dict(map(json.loads, made.stdout.splitlines()))
+    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return dict(map(json.loads, process.stdout.splitlines()))
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("flag", FLAGS)
 def test_everything_runs_under_a_flag(flag):
-    errors = ended([], **{flag: FLAGS[flag]})
+    errors = output([], **{flag: FLAGS[flag]})
     assert len(errors) > 70
     assert not {name: error for name, error in errors.items() if error is not None}
 
@@ -53,29 +54,29 @@ SETTINGS = {
 }
 
 
+def results(name):
+    """The numbers of a fit, a sweep and an estimator."""
+    recipe, x = recipes.RECIPES[name], X[:120]
+    fit = jtrees.fit(recipe, x, Y[:120], key=KEY, held_out=0.2)
+    swept = jtrees.sweep(recipe, x, Y[:120], key=KEY, seeds=2, validation=0.25)
+    model = TreeClassifier(recipe, random_state=0).fit(x, BINARY[:120])
+    return [fit.predict(x), swept.losses.ravel(), model.predict_proba(x).ravel(), model.feature_importances_]
+
+
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["GET", pytest.param("Boosted", marks=pytest.mark.slow)])
-def test_settings_for_programs_of_the_user_change_no_fit(name, setting):
+def test_settings_for_programs_of_the_user_change_no_fit(name):
     """The library computes as by default, also in its threads."""
-    recipe, x, key = recipes.RECIPES[name], X[:120], jax.random.key(0)
-
-    def results():
-        fit = jtrees.fit(recipe, x, Y[:120], key=key, held_out=0.2)
-        swept = jtrees.sweep(recipe, x, Y[:120], key=key, seeds=2, validation=0.25)
-        model = TreeClassifier(recipe, random_state=0).fit(x, BINARY[:120])
-        return [fit.predict(x), swept.losses.ravel(), model.predict_proba(x).ravel(), model.feature_importances_]
-
-    expected = results()
-    with SETTINGS[setting]():
-        got = results()
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    expected = results(name)
+    for setting in SETTINGS.values():
+        with setting():
+            actual = results(name)
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 # Half a minute for all at first: each compiles its programs.
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["CO2", "regression", "alone"], ["TEL", "regression", "alone"], ["split"]])
 def test_clean_data_has_no_nan(words):
-    errors = ended(words, JAX_DEBUG_NANS="1")
+    errors = output(words, JAX_DEBUG_NANS="1")
     assert list(errors.values()) == [None], errors

@@ -83,8 +83,8 @@ def test_apply_is_what_it_predicts_and_vmaps(x):
     forest = forest_of(origin=(2.0, 3.0))
     np.testing.assert_allclose(jax.jit(type(forest).apply)(forest, x), forest.predict(x), rtol=1e-5, atol=1e-5)
     several = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), forest)
-    both = jax.jit(jax.vmap(lambda forest: forest.apply(x)))(several)
-    np.testing.assert_allclose(both[0], forest.predict(x), rtol=1e-5, atol=1e-5)
+    pair = jax.jit(jax.vmap(lambda forest: forest.apply(x)))(several)
+    np.testing.assert_allclose(pair[0], forest.predict(x), rtol=1e-5, atol=1e-5)
 
 
 def test_is_a_sequence_of_trees(x):

@@ -32,6 +32,7 @@ def test_the_method_is_given_the_task():
     assert np.mean(fit.model.predict(X).argmax(1) == CLASS) > 0.95
 
 
+@pytest.mark.slow
 def test_the_best_pass_by_validation_is_kept():
     """With a rate that ruins what it finds, that is an early one."""
     fit = jtrees.fit(RECIPE.replace(epochs=20), X[:200], Y[:200], key=KEY, validation=(X[200:], Y[200:]))

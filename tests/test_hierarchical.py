@@ -11,15 +11,16 @@ from jtrees.leaves.hierarchical import STRENGTHS
 from tests import sweeps
 
 DEPTH, LEAVES, N = 3, 8, 60
+fit_hierarchical = jax.jit(leaves.fit_hierarchical, static_argnums=2)
 
 
 def definition(leaf, y, weight, strength):
     """Values of the leaves, and weights times the diagonal of the map from targets to fitted values, by loops."""
     values, leverage = np.zeros(LEAVES), np.zeros(LEAVES)
-    for one in range(LEAVES):
+    for item in range(LEAVES):
         value = share = mean = parent = samples = None
         for level in range(DEPTH + 1):
-            inside = (leaf >> (DEPTH - level)) == (one >> (DEPTH - level))
+            inside = (leaf >> (DEPTH - level)) == (item >> (DEPTH - level))
             count = weight[inside].sum()
             if level == 0:
                 value = mean = np.average(y, weights=weight)
@@ -27,12 +28,12 @@ def definition(leaf, y, weight, strength):
             elif count == 0:
                 break
             else:
-                own = np.average(y[inside], weights=weight[inside])
-                value += (own - mean) / (1 + strength / samples)
+                node_mean = np.average(y[inside], weights=weight[inside])
+                value += (node_mean - mean) / (1 + strength / samples)
                 share += (1 / count - 1 / parent) / (1 + strength / samples)
-                mean = own
+                mean = node_mean
             parent, samples = count, count**2 / (weight[inside] ** 2).sum()
-        values[one], leverage[one] = value, share
+        values[item], leverage[item] = value, share
     return values, leverage[leaf] * weight**2
 
 
@@ -49,9 +50,7 @@ def test_values_and_strength_are_those_of_the_definition(noise):
         results.append(((weight * (y - values[leaf]) ** 2).sum() / left**2 if left > 0 else np.inf, strength, values))
     _, strength, values = min(results, key=lambda result: result[0])
     with jax.enable_x64(True):
-        ours, chosen = leaves.fit_hierarchical(
-            jnp.asarray(leaf), jnp.asarray(y), LEAVES, sample_weight=jnp.asarray(weight)
-        )
+        ours, chosen = fit_hierarchical(leaf, y, LEAVES, sample_weight=weight)
         np.testing.assert_allclose(ours, values, rtol=1e-9, atol=1e-9)
     assert float(chosen) == pytest.approx(strength)
 
@@ -61,7 +60,7 @@ def test_what_a_split_costs():
     rng = np.random.default_rng(0)
     leaf, y, cost = rng.choice([0, 1, 2, 3, 4, 7], N), rng.normal(size=N), rng.uniform(2, 5, LEAVES - 1)
     y += 0.5 * leaf
-    found = []
+    actual = []
     for strength in STRENGTHS:
         values, _ = definition(leaf, y, np.ones(N), strength)
         df = 2.0
@@ -70,12 +69,12 @@ def test_what_a_split_costs():
                 below = leaf[(leaf >> (DEPTH - level)) == node] >> (DEPTH - level - 1)
                 if len(set(below)) == 2:
                     df += cost[2**level - 1 + node] * len(below) / (len(below) + strength)
-        found.append((((y - values[leaf]) ** 2).sum() / (1 - df / N) ** 2 if df < N else np.inf, strength, values))
-    _, strength, values = min(found, key=lambda one: one[0])
+        actual.append((((y - values[leaf]) ** 2).sum() / (1 - df / N) ** 2 if df < N else np.inf, strength, values))
+    _, strength, values = min(actual, key=lambda item: item[0])
     assert 0 < strength < 1e4
     with jax.enable_x64(True):
-        fit = lambda **options: leaves.fit_hierarchical(jnp.asarray(leaf), jnp.asarray(y), LEAVES, **options)
-        for options in ({"cost": jnp.asarray(cost)}, {"strength": strength}):
+        fit = lambda **options: fit_hierarchical(leaf, y, LEAVES, **options)
+        for options in ({"cost": cost}, {"strength": strength}):
             ours, chosen = fit(**options)
             np.testing.assert_allclose(ours, values, rtol=1e-9, atol=1e-9)
             assert float(chosen) == pytest.approx(strength)
@@ -85,10 +84,10 @@ def test_what_a_split_costs():
 def test_targets_of_several_columns_and_far_from_zero():
     rng = np.random.default_rng(1)
     leaf, y = jnp.asarray(rng.integers(0, LEAVES, N)), rng.normal(size=N).astype(np.float32)
-    alone = leaves.fit_hierarchical(leaf, jnp.asarray(y), LEAVES)[0]
-    twice = leaves.fit_hierarchical(leaf, jnp.asarray(np.column_stack([y, y])), LEAVES)[0]
+    alone = fit_hierarchical(leaf, y, LEAVES)[0]
+    twice = fit_hierarchical(leaf, np.column_stack([y, y]), LEAVES)[0]
     np.testing.assert_allclose(twice, np.column_stack([alone, alone]), rtol=1e-5, atol=1e-6)
-    far = leaves.fit_hierarchical(leaf, jnp.asarray(y + 1000), LEAVES)[0]
+    far = fit_hierarchical(leaf, y + 1000, LEAVES)[0]
     np.testing.assert_allclose(far - 1000, alone, atol=1e-3)  # float32 at 1000
 
 
@@ -106,7 +105,7 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
     assert np.abs(shrunk - prior).sum() < 0.5 * np.abs(plain - prior).sum()
 
 
-@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("xp", sweeps.quick([np, jnp], [np]))
 @pytest.mark.parametrize("strength", [0.0, 3.0])
 def test_an_empty_leaf_of_a_classifier_has_the_value_of_its_parent(xp, strength):
     rng = np.random.default_rng(0)
@@ -118,8 +117,8 @@ def test_an_empty_leaf_of_a_classifier_has_the_value_of_its_parent(xp, strength)
         return np.asarray(empty(depth).refit_shrunk(*rows, strength=strength)[0].values)
 
     deep, middle, root = values(DEPTH), values(2), values(1)
-    for one, parent in ((1, middle[0]), (3, middle[1]), (6, root[1]), (7, root[1])):
-        np.testing.assert_allclose(deep[one], parent, rtol=1e-5)
+    for item, parent in ((1, middle[0]), (3, middle[1]), (6, root[1]), (7, root[1])):
+        np.testing.assert_allclose(deep[item], parent, rtol=1e-5)
 
 
 SHRINKING = jtrees.GET(depth=4, starts=1, epochs=20), jtrees.CO2(depth=4, epochs=5)

@@ -109,8 +109,8 @@ def test_means_of_residuals_compare_levels_at_equal_numbers():
     _, means, residuals = encoder.transform(table).T
     assert np.corrcoef(quality, means)[0, 1] < -0.99 and np.corrcoef(quality, residuals)[0, 1] > 0.99
     expected = y - np.polyval(np.polyfit(size, y, 1), size)
-    by_level = pd.Series(expected).groupby(quality).transform("mean")
-    np.testing.assert_allclose(residuals, by_level, atol=0.1)
+    level_means = pd.Series(expected).groupby(quality).transform("mean")
+    np.testing.assert_allclose(residuals, level_means, atol=0.1)
     assert np.corrcoef(training[:, 2], residuals)[0, 1] > 0.99
 
 

@@ -43,9 +43,9 @@ RING: list = []
 RING.append(RING)
 
 
-def saved(what, tmp_path, **options):
+def saved(subject, tmp_path, **options):
     path = tmp_path / "it.jtrees"
-    jtrees.save(what, path, **options)
+    jtrees.save(subject, path, **options)
     return path
 
 
@@ -87,7 +87,7 @@ def everything():
 
 
 def test_whatever_is_saved_is_loaded(tmp_path):
-    """Other objects are refused. The message names the place and a remedy."""
+    """Other objects are refused. The message names the k and a remedy."""
     refusal = re.compile(r"\.report\.search\.held\[0\].* (cannot be saved: .*: \S+|must have names or numbers as keys)")
     refused, path = 0, tmp_path / "it.jtrees"
     for value in everything():
@@ -116,8 +116,8 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     trials = [jtrees.search.Trial(options, 0.5, 0.1, 3.0) for options in grid]
     fit = FIT.replace(report=FitReport(tuning=jtrees.search.Tuning(options=grid[0], trials=trials)))
     read = jtrees.load(saved(fit, tmp_path)).report.tuning
-    kept = {"base": jtrees.GET(depth=2), "options": {"loss": "tests.test_io.huber"}}
-    assert read.options == read.trials[0].options == kept and read.trials[0].loss == 0.5
+    remaining = {"base": jtrees.GET(depth=2), "options": {"loss": "tests.test_io.huber"}}
+    assert read.options == read.trials[0].options == remaining and read.trials[0].loss == 0.5
     described = read.trials[1].options["base"]
     assert (described["name"], described["make"]) == ("FromMethod", "tests.test_io.huber")
 
@@ -154,11 +154,13 @@ def test_states_of_learners(tmp_path):
 def test_a_run_is_continued(tmp_path):
     method, optimizer = jtrees.methods.dgt(2), optax.adam(0.01)
     data = Batch(jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32), jnp.arange(40.0))
-    of = {"optimizer": optimizer, "steps": 3, "batch_size": 10}
+    settings = {"optimizer": optimizer, "steps": 3, "batch_size": 10}
     state = jtrees.training.start(method, data, key=jax.random.key(0), optimizer=optimizer)
-    once, _ = jtrees.training.advance(method, state, data, **of)
+    once, _ = jtrees.training.advance(method, state, data, **settings)
     read = jtrees.load(saved(once, tmp_path), like=state)
-    same(jtrees.training.advance(method, read, data, **of), jtrees.training.advance(method, once, data, **of))
+    same(
+        jtrees.training.advance(method, read, data, **settings), jtrees.training.advance(method, once, data, **settings)
+    )
 
 
 @jtrees.io.model
@@ -195,12 +197,12 @@ def of_a_cell(name, base=object, **fields):
 
 def test_a_class_of_the_name_of_one_of_jtrees_takes_no_place(tmp_path):
     """A recipe GET and leaves Values of the user's own, beside those of jtrees."""
-    get, own = of_a_cell("GET", jtrees.GET), jtrees.io.part(of_a_cell("Values", values=Any, label=str))
-    tree = TREE.replace(leaves=own(TREE.leaves.values, "mine"))
+    get, custom = of_a_cell("GET", jtrees.GET), jtrees.io.part(of_a_cell("Values", values=Any, label=str))
+    tree = TREE.replace(leaves=custom(TREE.leaves.values, "mine"))
     held = [get(depth=2), jtrees.GET(depth=3), tree, TREE]
     read = jtrees.load(saved(FIT.replace(report=holding(held)), tmp_path)).report.search.held
-    assert [type(one) for one in read] == [get, jtrees.GET, jtrees.ObliqueTree, jtrees.ObliqueTree]
-    assert [type(one.leaves) for one in read[2:]] == [own, kinds.Values]
+    assert [type(entry) for entry in read] == [get, jtrees.GET, jtrees.ObliqueTree, jtrees.ObliqueTree]
+    assert [type(entry.leaves) for entry in read[2:]] == [custom, kinds.Values]
     assert read[0].depth == 2 and read[2].leaves.label == "mine"
 
 
@@ -225,7 +227,7 @@ def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "options", "message"),
+    ("subject", "options", "message"),
     [
         (None, {}, r"what must be one of '.* and \d+ more, got NoneType"),
         (FIT.replace(report=holding([1, lambda x: x])), {}, r"^\.report\.search\.held\[1\] cannot be saved: <f"),
@@ -234,9 +236,9 @@ def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
         (FIT.replace(report=holding(RING)), {}, "what must not contain itself or deeply nested lists and dicts"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_and_named(tmp_path, what, options, message):
+def test_what_cannot_be_saved_is_refused_and_named(tmp_path, subject, options, message):
     with pytest.raises(ValueError, match=message):
-        saved(what, tmp_path, **options)
+        saved(subject, tmp_path, **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -314,7 +316,6 @@ def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
             {"object": {"class": "Oak", "fields": {}}, "jtrees": "9.8.7"},
             r"was written by jtrees 9\.8\.7, and jtrees .*",
         ),
-        ({"object": {"class": "Values", "fields": {"a": 1}}, "jtrees": None}, r"was written by an earlier release"),
     ],
 )
 def test_other_formats_and_kinds_are_refused(tmp_path, header, message):
@@ -322,28 +323,12 @@ def test_other_formats_and_kinds_are_refused(tmp_path, header, message):
         jtrees.load(rewritten(saved(TREE, tmp_path), **header))
 
 
-@pytest.mark.parametrize(
-    ("version", "schema"),
-    [
-        (1, {"class": "Columns", "fields": {}}),
-        (2, {"class": "ColumnSchema", "fields": {"kind": "text", "by_mean": True}}),
-    ],
-)
-def test_models_of_older_formats_are_read_unless_they_have_a_raw_table(tmp_path, version, schema):
-    loaded = jtrees.load(rewritten(saved(TREE, tmp_path), format=version))
-    np.testing.assert_array_equal(loaded.weights, TREE.weights)
-    raw = {"class": "FrameModel", "fields": {"model": None, "columns": schema}}
-    message = rf"has format {version} and holds a model of a raw table; this release reads .* 3: fit the model again$"
-    with pytest.raises(ValueError, match=message):
-        jtrees.load(rewritten(saved(TREE, tmp_path), format=version, object=raw))
-
-
 @pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_file_that_was_cut_off_or_altered_is_refused_or_harmless(tmp_path, step):
     """Every byte changed, and many lengths: an error that says so, or the same tree."""
-    whole = saved(TREE, tmp_path).read_bytes()
-    altered = [whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(0, len(whole), step)]
-    for contents, most in (([whole[:at] for at in range(0, len(whole), 10 * step)], 0), (altered, len(altered) / 2)):
+    blob = saved(TREE, tmp_path).read_bytes()
+    altered = [blob[:k] + bytes([blob[k] ^ 0xFF]) + blob[k + 1 :] for k in range(0, len(blob), step)]
+    for contents, allowed in (([blob[:k] for k in range(0, len(blob), 10 * step)], 0), (altered, len(altered) / 2)):
         refused = 0
         for content in contents:
             (path := tmp_path / "altered.jtrees").write_bytes(content)
@@ -352,4 +337,4 @@ def test_a_file_that_was_cut_off_or_altered_is_refused_or_harmless(tmp_path, ste
             except ValueError as error:
                 assert str(path) in str(error)
                 refused += 1
-        assert refused >= len(contents) - most
+        assert refused >= len(contents) - allowed

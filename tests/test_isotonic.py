@@ -125,12 +125,12 @@ def test_prune_equals_the_authors_program(case, golden_dir, x64):
 
     cotangent = jnp.asarray(recorded["cotangent"], jnp.float64)
     slope = jax.jit(jax.grad(lambda q, penalty: prune(q, penalty) @ cotangent, argnums=(0, 1)))
-    by_q, by_penalty = slope(q, penalty)
+    slope_q, slope_penalty = slope(q, penalty)
     # Recorded before the clip: a value that was clipped has no gradient here.
     expected = np.where(((exact > 0) & (exact < 1))[:, None], recorded["grad_q_exact_f64"].T, 0)
-    np.testing.assert_allclose(by_q, expected, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(slope_q, expected, rtol=0, atol=1e-15)
     if inside.all():
-        np.testing.assert_allclose(by_penalty, recorded["grad_lam_exact_f64"], rtol=1e-12)
+        np.testing.assert_allclose(slope_penalty, recorded["grad_lam_exact_f64"], rtol=1e-12)
 
 
 @pytest.fixture
@@ -152,24 +152,28 @@ def smooth_point(x64):
 def closed_form(q, penalty, weight) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The Jacobians of the values in q, ``(nodes, nodes, n)``, in the penalty and in the weights, entry by entry."""
     values, group = prune_pav(q, penalty, weight)
-    by_q, by_penalty, by_weight = np.zeros((len(q), *q.shape)), np.zeros(len(q)), np.zeros((len(q), q.shape[1]))
+    slope_q, slope_penalty, slope_weight = (
+        np.zeros((len(q), *q.shape)),
+        np.zeros(len(q)),
+        np.zeros((len(q), q.shape[1])),
+    )
     for t, a in enumerate(values):
         if not 0 < a < 1:
             continue
         members = np.flatnonzero(group == group[t])
         support = [(u, i) for u in members for i in range(q.shape[1]) if q[u, i] + 0.5 > a]
         slope = penalty * len(members) + sum(weight[i] for _, i in support)
-        by_penalty[t] = -len(members) * a / slope
+        slope_penalty[t] = -len(members) * a / slope
         for u, i in support:
-            by_q[t, u, i] = weight[i] / slope
-            by_weight[t, i] += (q[u, i] + 0.5 - a) / slope
-    return by_q, by_penalty, by_weight
+            slope_q[t, u, i] = weight[i] / slope
+            slope_weight[t, i] += (q[u, i] + 0.5 - a) / slope
+    return slope_q, slope_penalty, slope_weight
 
 
 def apart(numbers, q) -> tuple:
     """The arguments of prune, out of one vector of them all."""
-    by_q, penalty, weight = numbers[: q.size], numbers[q.size], numbers[q.size + 1 :]
-    return by_q.reshape(q.shape), penalty, *([weight] if len(weight) else [])
+    slope_q, penalty, weight = numbers[: q.size], numbers[q.size], numbers[q.size + 1 :]
+    return slope_q.reshape(q.shape), penalty, *([weight] if len(weight) else [])
 
 
 def joined(arguments) -> np.ndarray:
@@ -180,8 +184,10 @@ def joined(arguments) -> np.ndarray:
 def test_the_rule_five_ways(weighted, smooth_point):
     q, penalty = smooth_point
     weight = np.array([0.3, 2.0, 0.7, 1.0, 0.0, 1.4]) if weighted else np.ones(6)  # at 0 it is smooth, formally
-    by_q, by_penalty, by_weight = closed_form(np.asarray(q), penalty, weight)
-    exact = np.hstack([by_q.reshape(15, -1), by_penalty[:, None], by_weight if weighted else by_weight[:, :0]])
+    slope_q, slope_penalty, slope_weight = closed_form(np.asarray(q), penalty, weight)
+    exact = np.hstack(
+        [slope_q.reshape(15, -1), slope_penalty[:, None], slope_weight if weighted else slope_weight[:, :0]]
+    )
     numbers = joined([q, penalty, *([weight] if weighted else [])])
     point, basis = apart(numbers, q), np.eye(len(numbers))
     push = lambda tangent: np.asarray(PUSH(point, apart(tangent, q)))
@@ -189,8 +195,11 @@ def test_the_rule_five_ways(weighted, smooth_point):
     np.testing.assert_allclose(np.stack([push(along) for along in basis], axis=1), exact, rtol=0, atol=1e-14)
     np.testing.assert_allclose([pull(along) for along in np.eye(15)], exact, rtol=0, atol=1e-14)
     # Central differences: the values are piecewise rational, so what is left is rounding, 1e-16 / 1e-6.
-    at = lambda p: solved(*apart(p, q))[0]
-    difference = np.stack([at(numbers + 1e-6 * along) - at(numbers - 1e-6 * along) for along in basis], axis=1) / 2e-6
+    position = lambda p: solved(*apart(p, q))[0]
+    difference = (
+        np.stack([position(numbers + 1e-6 * along) - position(numbers - 1e-6 * along) for along in basis], axis=1)
+        / 2e-6
+    )
     np.testing.assert_allclose(difference, exact, rtol=0, atol=1e-8)
     # Product identity: <J v, u> = <v, J^T u>.
     rng = np.random.default_rng(0)
@@ -207,8 +216,8 @@ def test_second_derivatives(weighted, smooth_point):
     gradient = jax.grad(lambda p: jnp.sin(prune(*apart(p, q))) @ cotangent)
 
     def by_hand(p: np.ndarray) -> np.ndarray:
-        at = apart(p, q)
-        return joined(PULL(at, np.cos(solved(*at)[0]) * cotangent))
+        position = apart(p, q)
+        return joined(PULL(position, np.cos(solved(*position)[0]) * cotangent))
 
     forward = jax.jit(jax.jacfwd(gradient))(numbers)
     # One-sided differences with steps of 1e-7: an error of that order.
@@ -233,16 +242,16 @@ def test_derivatives_at_kinks_are_the_papers(x64):
     # Three groups of one: equal values are no violation. a = 4 * 0.6 / (1 + 4).
     equal = np.full((3, 4), 0.1)
     np.testing.assert_allclose(solved(equal, 1.0)[0], 2.4 / 5, rtol=1e-15)
-    for node, (by_q, _) in enumerate(jacobian(equal)):
-        np.testing.assert_allclose(by_q, np.outer(np.eye(3)[node], np.full(4, 1 / 5)), rtol=1e-15)
+    for node, (slope_q, _) in enumerate(jacobian(equal)):
+        np.testing.assert_allclose(slope_q, np.outer(np.eye(3)[node], np.full(4, 1 / 5)), rtol=1e-15)
     # An entry exactly at the value does not belong to the support: a = 1 / (1 + 1) with q + 1/2 = (1, 1/2, ...).
-    at_value = np.full((3, 4), -1.0)
-    at_value[0, :2] = 0.5, 0
-    np.testing.assert_allclose(solved(at_value, 1.0)[0], [0.5, 0, 0], rtol=1e-15)
-    np.testing.assert_allclose(jacobian(at_value)[0][0][0], [0.5, 0, 0, 0], rtol=1e-15)
+    border = np.full((3, 4), -1.0)
+    border[0, :2] = 0.5, 0
+    np.testing.assert_allclose(solved(border, 1.0)[0], [0.5, 0, 0], rtol=1e-15)
+    np.testing.assert_allclose(jacobian(border)[0][0][0], [0.5, 0, 0, 0], rtol=1e-15)
     # At the ends of [0, 1] nothing moves; 5/4 for each of four is the value 1 exactly.
     for q in (np.full((3, 4), -0.5), np.full((3, 4), 9.0), np.full((3, 4), 0.75)):
-        assert not any(by_q.any() or by_penalty for by_q, by_penalty in jacobian(q))
+        assert not any(slope_q.any() or slope_penalty for slope_q, slope_penalty in jacobian(q))
 
 
 @pytest.mark.slow
@@ -256,8 +265,10 @@ def test_nested_rewards_have_the_same_activity_and_derivatives(weighted):
     def total(scores, penalty, nested):
         return prune(rewards(scores), penalty, weight, nested=nested) @ along
 
-    of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
-    for a, b in zip(jax.tree.leaves(of(scores, 20.0, True)), jax.tree.leaves(of(scores, 20.0, False)), strict=True):
+    value_of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
+    for a, b in zip(
+        jax.tree.leaves(value_of(scores, 20.0, True)), jax.tree.leaves(value_of(scores, 20.0, False)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -298,19 +309,19 @@ def test_a_weight_of_two_is_two_samples(x64):
 def test_a_sample_of_weight_zero_has_no_influence(dtype, x64):
     """Bit for bit, whatever it would want: on values, groups, derivatives."""
     q, weight = uniform(15, 6).astype(dtype), np.array([1, 0, 0.5, 2, 3, 1], dtype)
-    kept, penalty, cotangent = weight > 0, dtype(1.3), np.arange(15, dtype=dtype)
+    remaining, penalty, cotangent = weight > 0, dtype(1.3), np.arange(15, dtype=dtype)
 
     def everything(q: np.ndarray) -> tuple:
-        by_q, by_penalty, by_weight = map(np.asarray, PULL((q, penalty, weight), cotangent))
-        assert not by_q[:, ~kept].any() and by_q[:, kept].any()
-        return solved(q, penalty, weight), by_q, by_penalty, by_weight[kept]
+        slope_q, slope_penalty, slope_weight = map(np.asarray, PULL((q, penalty, weight), cotangent))
+        assert not slope_q[:, ~remaining].any() and slope_q[:, remaining].any()
+        return solved(q, penalty, weight), slope_q, slope_penalty, slope_weight[remaining]
 
     expected = everything(q)
     for other in (-1e3, -0.5, 1e-40, 0.3, q[:, :1], 1e6):
         changed = q.copy()
-        changed[:, ~kept] = other
+        changed[:, ~remaining] = other
         jax.tree.map(np.testing.assert_array_equal, everything(changed), expected)
-    values, group = solved(q[:, kept], penalty, weight[kept])
+    values, group = solved(q[:, remaining], penalty, weight[remaining])
     np.testing.assert_allclose(expected[0][0], values, rtol=RTOL[dtype])
     np.testing.assert_array_equal(expected[0][1], group)
     assert not solved(q, penalty, 0 * weight)[0].any()

@@ -39,15 +39,15 @@ FRAMES = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_one_table_after_it_was_checked(layout):
     """Arrays in C order and native byte order have sums that round equally."""
-    held = LAYOUTS[layout]
-    table = checked_table(held(X), Y if "32" in layout else held(Y), held(WEIGHT), "regression")
+    convert = LAYOUTS[layout]
+    table = checked_table(convert(X), Y if "32" in layout else convert(Y), convert(WEIGHT), "regression")
     plain = checked_table(X, Y, WEIGHT, "regression")
-    held_out = held_out_table(held(X), table.y, table)
+    held_out = held_out_table(convert(X), table.y, table)
     pairs = (table.x, plain.x), (table.y, plain.y), (table.weight, plain.weight), (held_out.x, plain.x)
     for array, expected in pairs:
         np.testing.assert_array_equal(array, expected)
         assert array.flags.c_contiguous and array.dtype.isnative
-    np.testing.assert_array_equal(TREE.predict(held(X)), TREE.predict(X))
+    np.testing.assert_array_equal(TREE.predict(convert(X)), TREE.predict(X))
 
 
 @pytest.mark.parametrize("layout", FRAMES)

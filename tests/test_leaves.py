@@ -12,7 +12,7 @@ from jtrees.data.scaling import with_map
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression, fits
-from tests import oracles
+from tests import oracles, sweeps
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
 
@@ -55,7 +55,7 @@ def test_constant_fit_error_is_the_error_of_the_fitted_constants(x64, shift):
 
 @jax.jit
 def class_fits(leaf, y, weight):
-    counts = losses.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
+    counts = fits.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
     frequencies = fits.smoothed(counts, fits.prior_of(counts))
     return counts, frequencies, fits.frequencies_error(counts, frequencies)
 
@@ -115,19 +115,21 @@ def targets(name):
 
 def test_what_leaves_answer_and_lose(x64):
     kinds, (leaf, x, _) = drawn_kinds(), draw()
-    known = {name: targets(name) for name in kinds}
+    y_by_kind = {name: targets(name) for name in kinds}
     everything = lambda kind, y: (kind.at(leaf, x), kind.outputs(x), kind.losses(x, y))
-    result = jax.jit(lambda kinds, known: {name: everything(kinds[name], known[name]) for name in kinds})(kinds, known)
+    result = jax.jit(lambda kinds, y_by_kind: {name: everything(kinds[name], y_by_kind[name]) for name in kinds})(
+        kinds, y_by_kind
+    )
     for name, (at, outputs, found_losses) in result.items():
-        expected, y = answers(kinds[name], x), known[name]
+        expected, y = answers(kinds[name], x), y_by_kind[name]
         np.testing.assert_allclose(outputs, expected, rtol=1e-11, atol=1e-13, err_msg=name)
         np.testing.assert_allclose(at, expected[leaf, np.arange(N)], rtol=1e-11, atol=1e-13, err_msg=name)
         if name in REGRESSION:
-            lost = ((expected - y) ** 2).reshape(LEAVES, N, -1).mean(-1)
+            row_loss = ((expected - y) ** 2).reshape(LEAVES, N, -1).mean(-1)
         else:  # a frequency of 0 is taken for the least normal number
-            lost = -np.log(np.maximum(expected[:, np.arange(N), y], np.finfo(float).tiny))
+            row_loss = -np.log(np.maximum(expected[:, np.arange(N), y], np.finfo(float).tiny))
         # Logits made of frequencies are normalised once more: a digit of 700.
-        np.testing.assert_allclose(found_losses, lost, rtol=1e-9, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(found_losses, row_loss, rtol=1e-9, atol=1e-11, err_msg=name)
         if "bounded" in name:
             free, kind = answers(Linear(kinds[name].coefficients, kinds[name].intercept), x), kinds[name]
             assert (expected == kind.lower[:, None]).any() and (expected == kind.upper[:, None]).any()
@@ -137,8 +139,8 @@ def test_what_leaves_answer_and_lose(x64):
 def test_logits_far_from_zero_lose_finite_numbers_and_have_finite_gradients():
     logits = jnp.asarray([[1e30, 0, -1e30], [-200, 300, 0]], jnp.float32)
     x, y = jnp.zeros((3, P)), jnp.arange(3)
-    lost = lambda logits: Values(logits, losses.LogLoss()).losses(x, y)
-    value, gradient = jax.jit(lambda logits: (lost(logits), jax.grad(lambda a: lost(a).sum())(logits)))(logits)
+    row_loss = lambda logits: Values(logits, losses.LogLoss()).losses(x, y)
+    value, gradient = jax.jit(lambda logits: (row_loss(logits), jax.grad(lambda a: row_loss(a).sum())(logits)))(logits)
     np.testing.assert_allclose(value, [[0, 1e30, 2e30], [500, 0, 300]], rtol=1e-6)
     assert np.isfinite(gradient).all()
 
@@ -177,8 +179,8 @@ def test_refitted_leaves_and_their_criterion(x64, weighted, loss):
         )
         error = np.average(-np.log(expected[leaf, y]), weights=weight)
     for unit in (1, 1000):
-        fitted, criterion, *both = refits(Values(start, loss), leaf, x, y, unit * weight if weighted else None)
-        for kind, value in ((fitted, criterion), both):
+        fitted, criterion, *pair = refits(Values(start, loss), leaf, x, y, unit * weight if weighted else None)
+        for kind, value in ((fitted, criterion), pair):
             assert kind.loss == (loss if loss == losses.SquaredError() else losses.Frequencies())
             np.testing.assert_allclose(kind.values, expected, rtol=1e-11)
             assert float(value) == pytest.approx(error, rel=1e-9)
@@ -187,11 +189,11 @@ def test_refitted_leaves_and_their_criterion(x64, weighted, loss):
 def test_random_leaves_lie_within_the_targets_and_linear_ones_are_flat():
     _, x, y = draw(dtype=np.float32, outputs=(2,))
     key = jax.random.key(0)
-    for outputs, within in (((), y[:, 0]), ((2,), y)):
-        constant, linear = (kind.start(key, LEAVES, x, within, outputs) for kind in (Values, Linear))
+    for outputs, bounded in (((), y[:, 0]), ((2,), y)):
+        constant, linear = (kind.start(key, LEAVES, x, bounded, outputs) for kind in (Values, Linear))
         for values in (constant.values, linear.intercept):
             assert values.shape == (LEAVES, *outputs) and values.dtype == np.float32
-            assert (values >= within.min(0)).all() and (values <= within.max(0)).all()
+            assert (values >= bounded.min(0)).all() and (values <= bounded.max(0)).all()
             assert len(np.unique(values)) == values.size
         assert linear.coefficients.shape == (LEAVES, P, *outputs) and not linear.coefficients.any()
     logits = Values.start(key, LEAVES, x, y, (CLASSES,), loss=losses.LogLoss()).values
@@ -292,7 +294,7 @@ def test_kinds_by_name():
             leaves.kind_of(name, task)
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "linears"])
+@pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "linears"], ["linear"]))
 def test_trees_of_mapped_features_are_trees_of_the_features(x64, kind):
     rng = np.random.default_rng(0)
     splits, x, matrix = (rng.normal(size=shape) for shape in ((3, P), (N, P + 1), (P + 1, P)))

@@ -30,8 +30,8 @@ def whole_values(tree):
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     inside = {part for fn in functions if fn.name in ("__repr__", "__str__") for part in ast.walk(fn)}
     for node in ast.walk(tree):
-        whole = isinstance(node, ast.FormattedValue) and node.conversion == ord("r") and node not in inside
-        if whole and (node.format_spec is None or ast.unparse(node.format_spec) != "f'.80'"):
+        unlimited = isinstance(node, ast.FormattedValue) and node.conversion == ord("r") and node not in inside
+        if unlimited and (node.format_spec is None or ast.unparse(node.format_spec) != "f'.80'"):
             yield node.lineno
 
 

@@ -35,11 +35,11 @@ def solved(values, weight, pairs):
     matrix = np.zeros((len(pairs), len(values)))
     for row, (a, b) in zip(matrix, pairs, strict=True):
         row[a], row[b] = -1, 1
-    order = {"type": "ineq", "fun": lambda found: matrix @ found, "jac": lambda found: matrix}
-    lost = lambda found: (weight * (found - values) ** 2).sum()
-    slope = lambda found: 2 * weight * (found - values)
+    order = {"type": "ineq", "fun": lambda result: matrix @ result, "jac": lambda result: matrix}
+    error = lambda result: (weight * (result - values) ** 2).sum()
+    slope = lambda result: 2 * weight * (result - values)
     start = np.full(len(values), np.average(values, weights=weight))
-    return minimize(lost, start, jac=slope, constraints=order, method="SLSQP", options={"ftol": 1e-14, "maxiter": 500})
+    return minimize(error, start, jac=slope, constraints=order, method="SLSQP", options={"ftol": 1e-14, "maxiter": 500})
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -49,26 +49,26 @@ def test_leaves_are_the_solution_of_a_quadratic_program(seed):
     values, weight = rng.normal(size=leaves), rng.exponential(size=leaves) + 0.01
     splits = rng.random(leaves - 1) < 0.7
     splits[0] = True
-    found, pairs = ordered_values(values, weight, splits), pairs_in_order(splits)
-    assert all(found[a] <= found[b] for a, b in pairs)
-    assert (weight * (found - values) ** 2).sum() <= solved(values, weight, pairs).fun + 1e-9
-    np.testing.assert_array_equal(ordered_values(found, weight, splits), found)
+    result, pairs = ordered_values(values, weight, splits), pairs_in_order(splits)
+    assert all(result[a] <= result[b] for a, b in pairs)
+    assert (weight * (result - values) ** 2).sum() <= solved(values, weight, pairs).fun + 1e-9
+    np.testing.assert_array_equal(ordered_values(result, weight, splits), result)
 
 
 def test_projection_within_a_program_in_single_precision():
     rng = np.random.default_rng(0)
     values, weight, splits = rng.normal(size=(5, 32)), rng.integers(0, 50, (5, 32)), rng.random((5, 31)) < 0.6
-    found = jax.jit(jax.vmap(ordered_values))(*map(jnp.asarray, (values.astype(np.float32), weight, splits)))
-    for own, *given in zip(np.asarray(found), values, weight, splits, strict=True):
-        np.testing.assert_allclose(own, ordered_values(*given), atol=2e-6)
-        assert all(own[a] <= own[b] for a, b in pairs_in_order(given[-1]))
+    result = jax.jit(jax.vmap(ordered_values))(*map(jnp.asarray, (values.astype(np.float32), weight, splits)))
+    for outputs, *given in zip(np.asarray(result), values, weight, splits, strict=True):
+        np.testing.assert_allclose(outputs, ordered_values(*given), atol=2e-6)
+        assert all(outputs[a] <= outputs[b] for a, b in pairs_in_order(given[-1]))
 
 
 def test_values_in_order_stay_and_empty_leaves_give_way():
     values, splits = np.array([0.0, 1.0, 0.5, 3.0]), np.array([False, True, True])
     np.testing.assert_array_equal(ordered_values(values, np.ones(4), splits), values)
-    found = ordered_values(np.array([5.0, 1.0]), np.array([0.0, 10.0]), np.array([True]))
-    np.testing.assert_allclose(found, 1, atol=1e-4)
+    result = ordered_values(np.array([5.0, 1.0]), np.array([0.0, 10.0]), np.array([True]))
+    np.testing.assert_allclose(result, 1, atol=1e-4)
 
 
 CO2 = jtrees.CO2(depth=3, epochs=4, precondition=0.9)
@@ -104,8 +104,8 @@ def fitted(recipe, task, monotone=SIGNS):
 
 
 def value_of(model, x):
-    found = np.asarray(model.predict(x))
-    return found if found.ndim == 1 else found[:, 1]
+    result = np.asarray(model.predict(x))
+    return result if result.ndim == 1 else result[:, 1]
 
 
 def largest_fall(model, signs=SIGNS, pairs=2000):
@@ -185,15 +185,15 @@ NUMBERED = {
 @pytest.mark.parametrize("library", NUMBERED)
 def test_numbers_are_names_where_columns_are_named_by_numbers(library, tmp_path):
     x, y, _ = table()
-    of = NUMBERED[library]
-    fit = jtrees.fit(CO2, of(x), y, key=KEY, monotone={3: 1, np.int64(1): -1})
+    convert = NUMBERED[library]
+    fit = jtrees.fit(CO2, convert(x), y, key=KEY, monotone={3: 1, np.int64(1): -1})
     jtrees.save(fit.model, tmp_path / "model")
     for model in (fit.model, jtrees.load(tmp_path / "model")):
-        assert largest_fall(types.SimpleNamespace(predict=lambda x, model=model: model.predict(of(x)))) <= 0
-    by_place = jtrees.fit(CO2, of(x), y, key=KEY, monotone=[1, -1, 0, 0])
-    np.testing.assert_array_equal(by_place.predict(of(x)), fit.predict(of(x)))
+        assert largest_fall(types.SimpleNamespace(predict=lambda x, model=model: model.predict(convert(x)))) <= 0
+    positional = jtrees.fit(CO2, convert(x), y, key=KEY, monotone=[1, -1, 0, 0])
+    np.testing.assert_array_equal(positional.predict(convert(x)), fit.predict(convert(x)))
     with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 4"):
-        jtrees.fit(CO2, of(x), y, key=KEY, monotone={4: 1})
+        jtrees.fit(CO2, convert(x), y, key=KEY, monotone={4: 1})
 
 
 @pytest.mark.slow

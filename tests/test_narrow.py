@@ -15,7 +15,7 @@ from jtrees import leaves, ridge
 from jtrees.estimators import TreeRegressor
 from jtrees.leaves import narrow, shrunk
 from jtrees.report.rivals import LinearModel
-from tests import oracles
+from tests import oracles, sweeps
 
 WIDTH = narrow.WIDEST + 6  # of most tables here, which share programs
 map_of = jax.jit(shrunk.fit_narrowing)
@@ -48,7 +48,7 @@ def standardised(x, y, weight):
     )
 
 
-@pytest.mark.parametrize("n", [160, 60])
+@pytest.mark.parametrize("n", sweeps.quick([160, 60], [60]))
 def test_the_ridge_regression_has_the_strength_of_the_least_gcv(x64, n):
     """Whichever side of the table is shorter, and for each output alone."""
     _, x, y, weight = draw(n)
@@ -65,8 +65,8 @@ def test_the_ridge_regression_has_the_strength_of_the_least_gcv(x64, n):
 @pytest.mark.slow
 def test_wide_leaves_correct_the_ridge_regression_along_few_features(x64):
     leaf, x, y, weight = draw(700)
-    few = map_of(x, y, weight)
-    matrix = np.asarray(few.matrix)
+    grouped = map_of(x, y, weight)
+    matrix = np.asarray(grouped.matrix)
     # The last feature is the prediction of the ridge regression, and the other features are columns of x.
     assert matrix.shape == (WIDTH, narrow.WIDEST)
     assert ((matrix[:, :-1] == 1).sum(0) == 1).all() and np.count_nonzero(matrix[:, :-1]) == narrow.WIDEST - 1
@@ -74,17 +74,17 @@ def test_wide_leaves_correct_the_ridge_regression_along_few_features(x64):
     features, target, counts = standardised(x, y, weight)
     slopes, df, left = oracles.best_ridge(features[used], target[used], counts[used])
     unit = np.sqrt(np.average((x - np.average(x, axis=0, weights=weight)) ** 2, axis=0, weights=weight))
-    np.testing.assert_allclose(matrix @ few.slopes[:, 0], slopes / unit, atol=1e-9)
-    assert float(few.df[0]) == pytest.approx(df)
+    np.testing.assert_allclose(matrix @ grouped.slopes[:, 0], slopes / unit, atol=1e-9)
+    assert float(grouped.df[0]) == pytest.approx(df)
 
     cost = 1 + left * (narrow.cost_of_selection(WIDTH) - 1)
-    root = np.asarray(few.slopes[:, 0]), df, WIDTH, cost
-    (coefficients, *others), lost, chosen = oracles.shrunk_leaves(leaf, x @ matrix, y, 4, weight=weight, root=root)
+    root = np.asarray(grouped.slopes[:, 0]), df, WIDTH, cost
+    (coefficients, *rest), loss, chosen = oracles.shrunk_leaves(leaf, x @ matrix, y, 4, weight=weight, root=root)
     assert max(chosen[1:3]) > 0  # not the model of the root
     fitted, error = fit_with_error(leaf, x, y, sample_weight=weight)
-    for ours, expected in zip(fitted, (coefficients @ matrix.T, *others), strict=True):
+    for ours, expected in zip(fitted, (coefficients @ matrix.T, *rest), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=1e-7)
-    assert float(error) == pytest.approx(lost)
+    assert float(error) == pytest.approx(loss)
 
 
 def test_columns_that_change_slopes_are_selected():
@@ -92,8 +92,8 @@ def test_columns_that_change_slopes_are_selected():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1500, 200)).astype(np.float32)
     y = 2 * x[:, 0] + 2 * x[:, 0] * (x[:, 1] > 0) + 0.3 * np.square(x[:, 2]) + rng.normal(size=1500)
-    few = map_of(x, y.astype(np.float32))
-    selected = narrow.selected(np.asarray(few.matrix))
+    grouped = map_of(x, y.astype(np.float32))
+    selected = narrow.selected(np.asarray(grouped.matrix))
     assert len(selected) == narrow.WIDEST - 1 and {0, 1, 2} < set(selected.tolist())
 
 
@@ -147,6 +147,7 @@ def test_wide_leaves_are_always_finite(kind):
     assert np.square(y - predictions)[used].mean() <= 1.1 * y[used].var() + 1e-6 * np.square(y[used]).max()
 
 
+@pytest.mark.slow
 def test_several_outputs_share_the_columns(x64):
     """With few outputs, the map holds the ridge regression of each; with many, their principal components."""
     leaf, x, y, weight = draw(160)
@@ -155,10 +156,10 @@ def test_several_outputs_share_the_columns(x64):
         targets = y[:, None] * rng.normal(size=outputs) + 0.1 * rng.normal(size=(160, outputs))
         features, centred, counts = standardised(x, targets, weight)
         exact = jax.jit(ridge.ridge)(features, centred, counts).slopes
-        few = map_of(x, targets, weight)
+        grouped = map_of(x, targets, weight)
         unit = np.sqrt(np.average((x - np.average(x, axis=0, weights=weight)) ** 2, axis=0, weights=weight))
-        error = np.abs(unit[:, None] * (few.matrix @ few.slopes) - exact).max()
-        assert few.matrix.shape == (WIDTH, narrow.WIDEST) and error <= (1e-9 if outputs == 3 else 0.05)
+        error = np.abs(unit[:, None] * (grouped.matrix @ grouped.slopes) - exact).max()
+        assert grouped.matrix.shape == (WIDTH, narrow.WIDEST) and error <= (1e-9 if outputs == 3 else 0.05)
         (coefficients, intercept, *_), _ = fit_with_error(leaf, x, targets, sample_weight=weight)
         assert coefficients.shape == (4, WIDTH, outputs) and intercept.shape == (4, outputs)
 
@@ -166,6 +167,7 @@ def test_several_outputs_share_the_columns(x64):
 RECIPE = jtrees.GET(depth=2, leaves="linear", starts=2, epochs=20, halving=False, precondition=0.0)
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_wide_table():
     """Its leaves are those of its splits, and its expected loss is the loss of the verdict."""
     _, x, y, _ = draw(700)
@@ -182,7 +184,7 @@ def test_a_fit_of_a_wide_table():
     assert report.verdict.startswith("GET is better than a linear model and a constant")
 
 
-@pytest.mark.parametrize("kind", ["near outlier", "far outlier", "codes"])
+@pytest.mark.parametrize("kind", sweeps.quick(["near outlier", "far outlier", "codes"], ["codes"]))
 def test_clipped_cells_of_a_wide_table_keep_the_slope_of_their_column(kind):
     """The ridge regression of all rows weighs outliers and codes as the leaves do."""
     rng = np.random.default_rng(0)
@@ -199,8 +201,8 @@ def test_clipped_cells_of_a_wide_table_keep_the_slope_of_their_column(kind):
     assert len(without) and np.all(np.abs(slopes[without, 0] - 2) < 0.3)
     if kind == "codes":
         assert not slopes[np.unique(leaf[is_clipped]), 0].any()
-    others = ~is_clipped
-    assert r2_score(y[others], tree.predict(x)[others]) > 0.75
+    rest = ~is_clipped
+    assert r2_score(y[rest], tree.predict(x)[rest]) > 0.75
 
 
 @pytest.mark.wide

@@ -63,8 +63,8 @@ def test_exact_surrogate_is_above_fast_one_is_above_loss(classes, seed, size):
     assigned = batch._replace(y=(batch.y, jnp.asarray(np.random.default_rng(seed).integers(0, 8, N), jnp.int32)))
     for kind, plain in (("exact", exact), ("fast", fast)):
         assert losses_of(3, kind, classes)(params, assigned)[0] >= plain - slack
-        own = batch._replace(y=(batch.y, jnp.asarray(leaf, jnp.int32)))  # the leaves that they reach
-        np.testing.assert_allclose(losses_of(3, kind, classes)(params, own), (plain, loss), rtol=1e-5)
+        reached = batch._replace(y=(batch.y, jnp.asarray(leaf, jnp.int32)))  # the leaves that they reach
+        np.testing.assert_allclose(losses_of(3, kind, classes)(params, reached), (plain, loss), rtol=1e-5)
 
 
 @given(seed=st.integers(0, 10**6), larger=st.floats(1.01, 10))
@@ -87,15 +87,15 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
     if stable:
         batch = batch._replace(y=(batch.y, jnp.asarray(np.arange(N) % 8)))
     method = method_of(3, kind, classes)
-    both = jax.jit(jax.value_and_grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))
-    slopes, step = both(params)[1], 1e-6
+    pair = jax.jit(jax.value_and_grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))
+    slopes, step = pair(params)[1], 1e-6
     for get, put in [
         (lambda t: t.weights, lambda t, a: t.replace(weights=a)),
         (lambda t: t.bias, lambda t, a: t.replace(bias=a)),
         (lambda t: t.leaves.values, lambda t, a: t.replace(leaves=t.leaves.replace(values=a))),
     ]:
         direction = jnp.asarray(np.random.default_rng(2).normal(size=get(params).shape))
-        up, down = (both(put(params, get(params) + sign * step * direction))[0] for sign in (1, -1))
+        up, down = (pair(put(params, get(params) + sign * step * direction))[0] for sign in (1, -1))
         # The surrogate is piecewise linear in the splits: no sample changes its piece within so small a step.
         assert float((up - down) / (2 * step)) == pytest.approx(float((get(slopes) * direction).sum()), rel=1e-5)
 
@@ -114,7 +114,7 @@ def test_the_gradient_is_g_minus_h_times_x(x64):
     np.testing.assert_allclose(slopes.weights, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("depth", [3, 7])  # steps in everything, and in the rows that few samples touch
+@pytest.mark.parametrize("depth", sweeps.quick([3, 7], [7]))  # steps in everything, and in rows that few samples touch
 @pytest.mark.parametrize(("inference", "classes", "stable"), [("fast", True, True), ("exact", False, False)])
 def test_steps_are_those_of_automatic_differentiation(x64, depth, inference, classes, stable):
     nu, rate, momentum = 0.7, 0.5, 0.8
@@ -141,8 +141,8 @@ def test_steps_of_a_deep_tree_copy_nothing_of_its_size():
     method = jtrees.methods.nongreedy(14, task=Classification(2), learning_rate=0.1)
     optimizer = jtrees.training.lazy_momentum(0.1)
     total = lambda params: params.weights.sum() + params.bias.sum()
-    of = {"score_every": 5, "score": total, "batch_size": 16}
-    run = lambda state: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=10, **of)[0]
+    settings = {"score_every": 5, "score": total, "batch_size": 16}
+    run = lambda state: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=10, **settings)[0]
     state = jax.eval_shape(lambda: jtrees.training.start(method, data, key=jax.random.key(0), optimizer=optimizer))
     memory = jax.jit(run, donate_argnums=0).lower(state).compile().memory_analysis()
     splits = 4 * p * 2**14
@@ -237,15 +237,15 @@ def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
     """Steps too small to move them. Two features are nearly equal, and their difference decides."""
     x, _ = table()
     x = np.column_stack([x[:, 0], x[:, 0] + 0.01 * x[:, 1]])
-    still = GREEDY.replace(learning_rate=1e-9, depth=1)
+    fixed = GREEDY.replace(learning_rate=1e-9, depth=1)
     difference = x[:, 0] - x[:, 1]
     classes = np.digitize(difference, [-0.005, 0.005])
     for y, task in ((difference, "regression"), (classes, "classification")):
-        of_ridge, of_features = (fit(still.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
-        weights = np.asarray(of_ridge.model.weights)[0]
+        ridge_fit, axis_aligned = (fit(fixed.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
+        weights = np.asarray(ridge_fit.model.weights)[0]
         assert weights[0] == pytest.approx(-weights[1], rel=0.02)
-        assert np.count_nonzero(of_features.model.weights) == 1
-        assert of_ridge.loss < 0.8 * of_features.loss
+        assert np.count_nonzero(axis_aligned.model.weights) == 1
+        assert ridge_fit.loss < 0.8 * axis_aligned.loss
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -271,6 +271,6 @@ def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
     y = rng.integers(0, 2, 2000)
     x = np.where(rng.random((2000, 15)) < 0.7, y[:, None], 1 - y[:, None]).astype(np.float32)
     fit = jtrees.fit(jtrees.CO2(depth=1), x, y, key=jax.random.key(0), task="classification")
-    one, all_ = x[:, 0] == y, (x.mean(1) > 0.5) == y
+    single, all_ = x[:, 0] == y, (x.mean(1) > 0.5) == y
     right = np.mean(fit.model.predict(x).argmax(1) == y)
-    assert one.mean() < 0.75 and right > all_.mean() - 0.03  # the best that a split can do, but for sampling
+    assert single.mean() < 0.75 and right > all_.mean() - 0.03  # the best that a split can do, but for sampling

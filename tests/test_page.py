@@ -18,8 +18,9 @@ from sklearn import ensemble
 
 import jtrees
 from jtrees.cli.parser import LOSSES
+from jtrees.data.held_out import divided
 from jtrees.estimators import BoostedClassifier, TreeClassifier, TreeRegressor
-from jtrees.report.held_out import HeldOut, split_rows
+from jtrees.report.held_out import HeldOut
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
 from jtrees.tasks.custom import named
@@ -106,7 +107,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
 def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", jtrees.GET(depth=2, starts=1, epochs=300))
     houses().to_csv(tmp_path / "houses.csv", index=False)
-    few = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
+    small = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
     options = [
         tmp_path / "houses.csv",
         "--target",
@@ -116,7 +117,7 @@ def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
         "--out",
         tmp_path / "page.html",
     ]
-    assert run("report", *options, *few) == 0
+    assert run("report", *options, *small) == 0
     parts = Parts((tmp_path / "page.html").read_text())
     assert {"The tree", "Rules", "Splits and leaves"} < set(parts.heads)
     text = " ".join(parts.text.split())
@@ -135,7 +136,7 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     other = BoostedClassifier({"rounds": 2, "patience": None})
     held_out = HeldOut(model, other, jtrees.losses.SquaredError(), x, y, share=0.25, seed=0, forests=True)
     write_report(out, held_out, name="shops", target="y", command="jtrees report")
-    train, _ = split_rows(y, "classification", 0.25, 0)
+    train, _ = divided(len(y), 0.25, 0, y)
     codes = (y[train] == "yes").astype(int)
     leaf = model.tree_.leaf_index(jtrees.tables.TableEncoder.fit(x.iloc[train], codes, task="classification")[1])
     rows, yes = np.bincount(leaf), np.bincount(leaf, codes)

@@ -145,11 +145,7 @@ def test_splits_of_one_direction_show_their_terms_once():
     tree = jtrees.ObliqueTree(weights, np.float32([-1, -2, -8]), Values(np.arange(4.0)))
     texts = [text.get_text() for text in plot_tree(tree).texts if not text.get_text().startswith("leaf")]
     assert sorted(texts)[:3] == ["<", ">", ">"]
-    assert [text for text in texts if len(text) > 1] == [
-        "score > 4",
-        "score < -2",
-        "score =\n+1 x0\n+2 x1\nscore > 1",
-    ]
+    assert [text for text in texts if len(text) > 1] == ["score > 4", "score < -2", "score =\n+1 x0\n+2 x1\nscore > 1"]
 
 
 def test_drawn_root_is_at_the_top_on_the_left():
@@ -222,10 +218,10 @@ def test_splits_as_bars():
 def test_leaves_of_several_outputs_quantiles_and_policies():
     model, frame, x = _raw()
     leaf = (x @ [0.05, 1] > 4).astype(int)
-    of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
-    quantiles = of(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
+    replaced = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
+    quantiles = replaced(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
     assert _texts(plot_tree(quantiles))[:2] == ["leaf 1:\n6, 8", "leaf 0:\n1, 3"]
-    policy = of(Values(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
+    policy = replaced(Values(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
     rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)
     texts = _texts(plot_tree(policy, x=frame, y=rewards, class_names=["wait", "treat"]))
     assert [text.split("\n")[:2] for text in texts[:2]] == [["leaf 1:", "treat"], ["leaf 0:", "wait"]]

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 import signal
 import subprocess
 import sys
@@ -22,28 +21,12 @@ from examples.train_large import Shards
 import jtrees
 from jtrees import distributed
 from tests import ROOT, needs
-from tests.large_runs import SMALL, ended, free_address, script, shards
+from tests.large_runs import SMALL, free_address, output_of, pair, same_model, shards, started
 
 ROUNDS = 40
 
 
 # --- The example -----------------------------------------------------------------------------------------------------
-
-
-def started(out, *more, where=None, process=0, devices=1):
-    """The example in a process of its own, one of two if it has an address."""
-    told = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-    if where is not None:
-        told |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "pod.py"), "--out", str(out)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *map(str, more)], **pipes, env=told)
-
-
-def pair(out, *more):
-    """Two processes of one device."""
-    where = free_address()
-    return [started(out, *more, where=where, process=i) for i in range(2)]
 
 
 def by_hand(devices):
@@ -57,54 +40,47 @@ def by_hand(devices):
     return pod.METHOD.harden(state.params, jtrees.Batch(**rounds[0]))
 
 
-def same(out, other):
-    """The same tree, bit for bit."""
-    trees = [jtrees.load(folder / "tree.jtrees") for folder in (out, other)]
-    for a, b in zip(*map(jax.tree.leaves, trees), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def interrupted(processes, told):
+def interrupted(processes, target):
     """Sends SIGTERM to a process once the first shows that it trains; all of them end."""
     assert any(line.startswith("round 10: loss") for line in processes[0].stdout)
-    told.send_signal(signal.SIGTERM)
+    target.send_signal(signal.SIGTERM)
     for process in processes:
-        ended(process, status=os.EX_TEMPFAIL)
+        output_of(process, status=os.EX_TEMPFAIL)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_path):
-    said = ended(started(tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
-    assert [line.split(":")[0] for line in said.splitlines()] == [f"round {i}" for i in range(10, ROUNDS + 1, 10)]
+    output = output_of(started("pod", tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
+    assert [line.split(":")[0] for line in output.splitlines()] == [f"round {i}" for i in range(10, ROUNDS + 1, 10)]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    expected, found = by_hand(1), jtrees.load(tmp_path / "whole" / "tree.jtrees")
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    expected, result = by_hand(1), jtrees.load(tmp_path / "whole" / "tree.jtrees")
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-    process = started(out := tmp_path / "run", "--rounds", ROUNDS)
+    process = started("pod", out := tmp_path / "run", "--rounds", ROUNDS)
     interrupted([process], process)
     [step] = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= step < ROUNDS and not (out / "tree.jtrees").exists()
-    assert ended(started(out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
-    same(out, tmp_path / "whole")
+    assert output_of(started("pod", out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
+    same_model(out / "tree.jtrees", tmp_path / "whole" / "tree.jtrees")
 
 
 @pytest.mark.wide
 def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(tmp_path):
-    processes = pair(out := tmp_path / "run", "--rounds", 400)
+    processes = pair("pod", out := tmp_path / "run", "--rounds", 400)
     interrupted(processes, processes[1])
     steps = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= max(steps) < 400
     rounds = max(steps) + 20
-    first, second = (ended(process) for process in pair(out, "--rounds", rounds))
+    first, second = (output_of(process) for process in pair("pod", out, "--rounds", rounds))
     assert "round" in first and "round" not in second
-    ended(started(tmp_path / "one", "--rounds", rounds, devices=2))
-    same(out, tmp_path / "one")
+    output_of(started("pod", tmp_path / "one", "--rounds", rounds, devices=2))
+    same_model(out / "tree.jtrees", tmp_path / "one" / "tree.jtrees")
 
 
 @pytest.mark.wide
 def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path):
-    first, second = pair(out := tmp_path / "run", "--rounds", 400, "--save-every", 10)
+    first, second = pair("pod", out := tmp_path / "run", "--rounds", 400, "--save-every", 10)
     assert any(line.startswith("round 30: loss") for line in first.stdout)
     second.kill()
     _, message = first.communicate(timeout=200)
@@ -113,16 +89,19 @@ def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path)
     assert message.splitlines()[-1] == "another process has ended: the same command resumes the run"
     assert "Traceback" not in message
     rounds = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdecimal()) + 10
-    texts = [ended(process) for process in pair(out, "--rounds", rounds)]
+    texts = [output_of(process) for process in pair("pod", out, "--rounds", rounds)]
     assert "resumed from round " in texts[0] and "resumed" not in texts[1]
 
 
 def compiled_for(pod):
     """The example compiles a round for a pod, in a process of its own."""
-    told = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    told["XLA_FLAGS"] = ""  # those of the tests are for CPUs
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    environment["XLA_FLAGS"] = ""  # those of the tests are for CPUs
     command = [sys.executable, str(ROOT / "examples" / "pod.py"), "--compile-only", pod]
-    return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -136,23 +115,19 @@ def test_compiling_for_a_pod_needs_a_compiler_and_a_pod():
 def test_a_round_compiled_for_a_pod_reduces_sums_alone():
     needs.package("libtpu")
     run = compiled_for("v5e:8x8")
-    first, *others = run.stdout.splitlines()
+    first, *rest = run.stdout.splitlines()
     assert first.startswith("64 chips, each with ") and "temp_size_in_bytes=" in first
-    assert others == ["all-reduce f32[]", "all-reduce (f32[63,64], f32[63,1], f32[64], f32[])"]
-
-
-def test_it_is_short_enough_to_be_copied():
-    assert len(Path(pod.__file__).read_text().splitlines()) <= 100
+    assert rest == ["all-reduce f32[]", "all-reduce (f32[63,64], f32[63,1], f32[64], f32[])"]
 
 
 def test_the_page_has_the_figures_of_the_committed_table():
     page = (ROOT / "docs" / "scaling.md").read_text()
-    found = json.loads((ROOT / "experiments" / "results" / "accelerators.json").read_text())
-    names = [name.partition(", ")[2] for name in found if name.startswith("v5e:8x8, ")]
+    result = json.loads((ROOT / "experiments" / "results" / "accelerators.json").read_text())
+    names = [name.partition(", ")[2] for name in result if name.startswith("v5e:8x8, ")]
     assert len(names) >= 6
     for name in names:
-        small, middle, large = (found[f"{chips}, {name}"] for chips in ("v5e:2x4", "v5e:8x8", "v5e:16x16"))
-        bytes_ = " | ".join(f"{one['exchanged'] / 1e3:.1f}" for one in (small, middle, large))
+        small, middle, large = (result[f"{chips}, {name}"] for chips in ("v5e:2x4", "v5e:8x8", "v5e:16x16"))
+        bytes_ = " | ".join(f"{size['exchanged'] / 1e3:.1f}" for size in (small, middle, large))
         assert f"| {name} | {small['collectives']} | {bytes_} | {small['temporary'] / 1e3:.0f} |" in page
 
 
@@ -194,7 +169,9 @@ def test_processes_with_folders_of_their_own_end_within_a_minute(tmp_path):
     address, processes, data = free_address(), [], shards(tmp_path / "data")
     for i in range(2):
         (tmp_path / f"host-{i}").mkdir()
-        processes.append(script(tmp_path / f"host-{i}" / "run", *data, *SMALL, address=address, process=i))
+        processes.append(
+            started("train_large", tmp_path / f"host-{i}" / "run", *data, *SMALL, address=address, process=i)
+        )
     began = time.monotonic()
     errors = [process.communicate(timeout=100)[1] for process in processes]
     assert time.monotonic() - began < 60
@@ -232,8 +209,8 @@ def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, mess
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     """A folder that stands for ``gs://bucket``; the current folder must stay empty."""
-    (here := tmp_path / "here").mkdir()
-    monkeypatch.chdir(here)
+    (current := tmp_path / "here").mkdir()
+    monkeypatch.chdir(current)
     (held := tmp_path / "held").mkdir()
 
     local = lambda path: str(path).replace("gs://bucket", str(held))
@@ -241,7 +218,7 @@ def bucket(tmp_path, monkeypatch):
     names = ("exists", "isdir", "listdir", "makedirs", "mkdir", "open", "remove", "stat")
     with testing.mock_epath(**dict.fromkeys(names, on_path)):
         yield held
-    assert not list(here.iterdir())
+    assert not list(current.iterdir())
 
 
 @pytest.mark.slow

@@ -34,10 +34,10 @@ def unnamed(monkeypatch):
 
 
 def test_a_product_without_a_precision_is_found(unnamed):
-    one = jnp.ones((2, 2), jnp.float32)
-    jax.jit(lambda a: jnp.matmul(a, a, precision="highest"))(one)
+    square = jnp.ones((2, 2), jnp.float32)
+    jax.jit(lambda a: jnp.matmul(a, a, precision="highest"))(square)
     assert not unnamed
-    jax.jit(lambda a: a @ a)(one)
+    jax.jit(lambda a: a @ a)(square)
     assert len(unnamed) == 1 and __file__ in unnamed.pop()
 
 

@@ -245,14 +245,16 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         assert spread(fit) < 0.5 * spread(shrunk_by_gcv)
 
 
-def test_correlations_are_computed_only_if_a_strength_needs_them(monkeypatch):
+@pytest.mark.parametrize("name", sweeps.quick(["DGT", "NODE", "GRANDE"], ["DGT"]))
+def test_correlations_are_computed_only_if_a_strength_needs_them(name, monkeypatch):
     calls = []
     monkeypatch.setattr(precondition, "spectrum", lambda *args, **options: calls.append(1))
-    for recipe in (recipes.RECIPES["NODE"], recipes.RECIPES["GRANDE"], recipes.DGT.replace(precondition=0)):
-        jtrees.fit(recipe, X, Y, key=KEY)
+    recipe = recipes.DGT.replace(precondition=0) if name == "DGT" else recipes.RECIPES[name]
+    jtrees.fit(recipe, X, Y, key=KEY)
     assert not calls
 
 
+@pytest.mark.slow
 def test_correlations_are_those_of_a_sample_of_the_rows_if_the_time_is_short():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 200)) @ np.diag(np.arange(1.0, 201.0))

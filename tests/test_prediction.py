@@ -15,7 +15,7 @@ from jtrees import Forest, ObliqueTree, Origin, blocking, cli
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Linear
 from jtrees.tables import FrameModel, TableEncoder
-from tests import oracles, recipes, tables
+from tests import oracles, recipes, sweeps, tables
 
 slow = pytest.mark.slow
 P, FAR = 5, 1e6
@@ -46,11 +46,11 @@ def forest(depth, **options):
 
 def assert_the_same_in_pieces(ask, x, rows=ROWS):
     """Predictions of pieces have the same bits, wherever a piece begins."""
-    whole = np.asarray(ask(x))
+    full = np.asarray(ask(x))
     for n in rows:
         for first in (0, 5):
             piece = np.asarray(ask(x[first : first + n]))
-            assert piece.tobytes() == whole[first : first + n].astype(piece.dtype).tobytes(), (n, first)
+            assert piece.tobytes() == full[first : first + n].astype(piece.dtype).tobytes(), (n, first)
 
 
 @pytest.mark.slow
@@ -67,10 +67,10 @@ def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, dep
     if model is draw:
         assert_the_same_in_pieces(tree.leaf_index, x)
     if n == MANY:
-        whole = tree.predict(x)
+        full = tree.predict(x)
         unaligned = np.empty(x.nbytes + 1, np.uint8)[1:].view(dtype).reshape(x.shape)
         unaligned[:] = x
-        for rows, expected in ((x[::-1], whole[::-1]), (np.asfortranarray(x)[5:], whole[5:]), (unaligned, whole)):
+        for rows, expected in ((x[::-1], full[::-1]), (np.asfortranarray(x)[5:], full[5:]), (unaligned, full)):
             assert np.array_equal(tree.predict(rows), expected)
 
 
@@ -118,8 +118,8 @@ def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
 @pytest.mark.exact
 def test_leaf_index_is_the_walk():
     rng = np.random.default_rng(0)
-    whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
-    tree, x = draw(8).replace(weights=whole(255, P), bias=whole(255)), rng.integers(-4, 5, (3000, P)).astype(np.float32)
+    full = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
+    tree, x = (draw(8).replace(weights=full(255, P), bias=full(255)), rng.integers(-4, 5, (3000, P)).astype(np.float32))
     leaf, expected = tree.leaf_index(x), oracles.walk(tree.weights, tree.bias, x)
     assert isinstance(leaf, np.ndarray) and leaf.dtype == np.int32 and np.array_equal(leaf, expected)
     on_device = tree.leaf_index(jnp.asarray(x[:BLOCK]))
@@ -150,8 +150,8 @@ def test_an_origin_keeps_the_digits_of_values_far_from_zero():
 def test_numbers_of_every_type_are_counted_from_the_origin(dtype, zero, convert):
     near, kind = draw(4), np.dtype(dtype).kind
     far = near.replace(origin=Origin(np.full(P, zero, np.float32), np.float32(0)))
-    whole = np.random.default_rng(0).integers(0, 2 if kind == "b" else 100, (BLOCK, P))
-    steps = whole if kind in "biu" else samples(BLOCK)
+    full = np.random.default_rng(0).integers(0, 2 if kind == "b" else 100, (BLOCK, P))
+    steps = full if kind in "biu" else samples(BLOCK)
     x = (steps + (0 if kind in "bu" else np.trunc(zero))).astype(dtype)
     expected = near.predict((x.astype(np.float64) - zero).astype(np.float32))
     np.testing.assert_allclose(far.predict(convert(x)), expected, rtol=1e-5, atol=1e-5)
@@ -237,7 +237,7 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("unit", [1.0, 1e5])
+@pytest.mark.parametrize("unit", sweeps.quick([1.0, 1e5], [1e5]))
 def test_hard_splits_of_a_soft_model_decide_the_same_for_arrays_of_both_kinds(unit):
     """The thresholds are features of training rows, so every rounding error would decide a split."""
     x = (FAR + unit * tables.X).astype(np.float32)
@@ -253,7 +253,7 @@ def test_hard_splits_of_a_soft_model_decide_the_same_for_arrays_of_both_kinds(un
     [
         recipes.GET,
         recipes.BOOSTED,
-        recipes.TEL,
+        pytest.param(recipes.TEL, marks=slow),
         *(pytest.param(jtrees.Bagged(base, trees=2), marks=slow) for base in (recipes.TEL, recipes.BOOSTED)),
         *(pytest.param(recipe, marks=pytest.mark.wide) for recipe in recipes.RECIPES.values()),
     ],

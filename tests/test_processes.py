@@ -17,6 +17,7 @@ from jtrees.estimators import TreeClassifier
 from tests import ROOT, needs
 
 pytestmark = [
+    pytest.mark.slow,  # processes of their own
     pytest.mark.usefixtures("standard_promotion"),
     needs.mark(hasattr(os, "fork"), "os.fork"),
 ]
@@ -42,77 +43,77 @@ MODELS += ["table", "estimator", "a fit"]
 
 
 def tree(leaves):
-    return jax.tree.map(jnp.asarray, jtrees.ObliqueTree(drawn(3, 2), np.zeros(3, np.float32), leaves))
+    return jax.tree.map(jnp.asarray, jtrees.ObliqueTree(normals(3, 2), np.zeros(3, np.float32), leaves))
 
 
-def drawn(*shape):
+def normals(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
 def models():
     """Models by name: kinds of leaves, forests, a raw table, an estimator, and one that needs XLA."""
-    shares = np.abs(drawn(4, 3)) + 0.1
+    shares = np.abs(normals(4, 3)) + 0.1
     shares /= shares.sum(1, keepdims=True)
-    poisson = kinds.Values(drawn(4), jtrees.losses.Poisson())
-    bounded = kinds.Linear(drawn(4, 2), drawn(4), np.full(4, -1, np.float32), np.ones(4, np.float32))
+    poisson = kinds.Values(normals(4), jtrees.losses.Poisson())
+    bounded = kinds.Linear(normals(4, 2), normals(4), np.full(4, -1, np.float32), np.ones(4, np.float32))
     origin = jtrees.Origin(np.ones(2, np.float32), np.float32(5))
     frequencies = kinds.Values(shares.astype(np.float32), losses.Frequencies())
     stacked = lambda trees: jax.tree.map(lambda *a: np.stack(a), *trees)
-    constants = [tree(kinds.Values(drawn(4))) for _ in range(3)]
-    made = {
-        "tree": tree(kinds.Values(drawn(4))),
+    constants = [tree(kinds.Values(normals(4))) for _ in range(3)]
+    named_models = {
+        "tree": tree(kinds.Values(normals(4))),
         "linear": tree(bounded).replace(origin=origin),
-        "several outputs": tree(kinds.Linear(drawn(4, 2, 2), drawn(4, 2))),
+        "several outputs": tree(kinds.Linear(normals(4, 2, 2), normals(4, 2))),
         "frequencies": tree(frequencies),
-        "logits": tree(kinds.Values(drawn(4, 3), losses.LogLoss())),
+        "logits": tree(kinds.Values(normals(4, 3), losses.LogLoss())),
         "counts": tree(poisson),
         "forest": jtrees.Forest(stacked(constants), "mean"),
-        "sum": jtrees.Forest(stacked([one.replace(origin=origin) for one in constants]), "sum"),
+        "sum": jtrees.Forest(stacked([model.replace(origin=origin) for model in constants]), "sum"),
         "exponential": jtrees.Forest(stacked(constants), "sum", "exp"),
         "votes": jtrees.Forest(stacked([tree(frequencies) for _ in range(3)]), "vote"),
     }
     recipe = jtrees.DGT(depth=2, epochs=2, batch_size=20, widths=())
-    made["estimator"] = TreeClassifier(recipe, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
-    made["table"] = jtrees.fit(recipe, TABLE, X[:, 0], key=KEY).model
+    named_models["estimator"] = TreeClassifier(recipe, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    named_models["table"] = jtrees.fit(recipe, TABLE, X[:, 0], key=KEY).model
     fit = jtrees.fit(recipe, X, X[:, 0], key=KEY)
     soft = jtrees.fit(jtrees.TEL(depth=2, trees=2, epochs=1, batch_size=20), X, X[:, 0], key=KEY)
-    return made | {"a fit": fit, "needs XLA": soft.model}
+    return named_models | {"a fit": fit, "needs XLA": soft.model}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def results(tmp_path_factory):
     """What each case returned in a child."""
-    folder, made = tmp_path_factory.mktemp("models"), models()
-    answers = {name: np.asarray(one.predict(TABLE if name == "table" else X)) for name, one in made.items()}
-    np.savez(folder / "rows.npz", x=X, leaf=made["tree"].leaf_index(X), **answers)
+    folder, named_models = tmp_path_factory.mktemp("models"), models()
+    answers = {name: np.asarray(model.predict(TABLE if name == "table" else X)) for name, model in named_models.items()}
+    np.savez(folder / "rows.npz", x=X, leaf=named_models["tree"].leaf_index(X), **answers)
     TABLE.to_pickle(folder / "table.pickle")
-    for name, one in made.items():
-        jtrees.save(one, folder / f"{name}.jtrees")
+    for name, model in named_models.items():
+        jtrees.save(model, folder / f"{name}.jtrees")
     command = [sys.executable, "-m", "tests.forked", folder]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    assert ended.returncode == 0, ended.stderr
-    return {name: result for line in ended.stdout.splitlines() for name, result in json.loads(line).items()}
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert process.returncode == 0, process.stderr
+    return {name: result for line in process.stdout.splitlines() for name, result in json.loads(line).items()}
 
 
-def test_trees_and_forests_predict_in_a_forked_child(found):
+def test_trees_and_forests_predict_in_a_forked_child(results):
     for name in MODELS:
-        assert found[name] == pytest.approx(0, abs=1e-5), name
+        assert results[name] == pytest.approx(0, abs=1e-5), name
     for name in ("tree", "table", "estimator", "votes", "leaf", "decision path"):
-        assert found[name] == 0, name
-    assert found["child of the child"] == found["loaded in the child"] == found["parent"] == 0
+        assert results[name] == 0, name
+    assert results["child of the child"] == results["loaded in the child"] == results["parent"] == 0
 
 
-def test_rules_and_explanations_need_no_xla(found):
-    assert found["rules"] > 10 and "leaf" in found["path"]
-    assert "x must be finite" in found["not finite"]
+def test_rules_and_explanations_need_no_xla(results):
+    assert results["rules"] > 10 and "leaf" in results["path"]
+    assert "x must be finite" in results["not finite"]
 
 
-def test_what_needs_xla_raises_in_a_forked_child(found):
+def test_what_needs_xla_raises_in_a_forked_child(results):
     for name in ("needs XLA", "fit", "sweep", "tune", "estimator fit", "shapley"):
-        assert found[name].startswith("RuntimeError: "), found[name]
-        assert 'multiprocessing.get_context("spawn")' in found[name] and "forked after its parent" in found[name]
-    assert "a prediction of this model" in found["needs XLA"] and "jtrees.fit must" in found["fit"]
+        assert results[name].startswith("RuntimeError: "), results[name]
+        assert 'multiprocessing.get_context("spawn")' in results[name] and "forked after its parent" in results[name]
+    assert "a prediction of this model" in results["needs XLA"] and "jtrees.fit must" in results["fit"]
 
 
-def test_a_child_of_a_process_that_did_not_use_jax_has_xla(found):
-    assert found["own backend"] == [40]
+def test_a_child_of_a_process_that_did_not_use_jax_has_xla(results):
+    assert results["own backend"] == [40]

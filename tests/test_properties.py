@@ -66,9 +66,9 @@ class Case:
 case = cache(Case)
 
 
-def same(predictions: Any, expected: Any, what: str = "") -> None:
+def same(predictions: Any, expected: Any, label: str = "") -> None:
     """The same numbers, bit for bit."""
-    np.testing.assert_array_equal(predictions, expected, err_msg=what)
+    np.testing.assert_array_equal(predictions, expected, err_msg=label)
 
 
 def precision(case: Case) -> None:
@@ -121,10 +121,10 @@ RELATIONS = (precision, reported_loss, weights, units)
 
 def cases() -> Any:
     """Each relation with each recipe: with tables of regression, of classes where it takes them, and another kind."""
-    others = ("wide", "two targets", "many classes", "one column")
+    rest = ("wide", "two targets", "many classes", "one column")
     for i, name in enumerate(RECIPES):
         takes_classes = name not in ("LatentClustering", "GET, linear")
-        other = others[i % 4] if takes_classes else others[i % 2]
+        other = rest[i % 4] if takes_classes else rest[i % 2]
         for relation in RELATIONS:
             for kind in ("regression", *["classification"] * takes_classes, other):
                 is_slow = name in ("GET", "DGT") and kind in ("regression", "classification")
@@ -144,13 +144,13 @@ def test_relations(relation, name, kind):
 def test_an_estimator_is_the_fit_with_the_key_of_its_seed_to_the_rows_that_have_weight(kind):
     t = nasty.table(0, **TABLES[kind], first="booleans")
     weight = np.arange(len(t.x)) % 4.0
-    made = (TreeRegressor if kind == "regression" else TreeClassifier)(recipes.DGT, random_state=0)
-    made.fit(t.x, t.y, sample_weight=weight)
+    estimator = (TreeRegressor if kind == "regression" else TreeClassifier)(recipes.DGT, random_state=0)
+    estimator.fit(t.x, t.y, sample_weight=weight)
     key = jax.random.key(int(check_random_state(0).randint(np.iinfo(np.int32).max)))
     rows = weight > 0
     fit = jtrees.fit(recipes.DGT, t.x[rows], t.y[rows], key=key, task=t.task, sample_weight=weight[rows])
-    same(made.model_.predict(t.x), fit.model.predict(t.x))
-    assert made.loss_ == fit.loss
+    same(estimator.model_.predict(t.x), fit.model.predict(t.x))
+    assert estimator.loss_ == fit.loss
 
 
 def losses_of(predictions: np.ndarray, y: np.ndarray, rows: Any) -> np.ndarray:
@@ -177,16 +177,16 @@ def otherwise(b: training.Batch) -> Any:
     """Pairs of batches of 32 rows that say the same: rows in another order; others of weight 0; and half of the rows
     twice, or with twice the weight.
     """
-    of = lambda rows: training.Batch(b.x[rows], b.y[rows], b.weight[rows])
-    yield b, of(np.random.default_rng(0).permutation(32))
+    subset = lambda rows: training.Batch(b.x[rows], b.y[rows], b.weight[rows])
+    yield b, subset(np.random.default_rng(0).permutation(32))
     yield b, b._replace(x=jnp.where(b.weight[:, None] > 0, b.x, 9), y=jnp.where(b.weight > 0, b.y, b.y[0]))
-    yield of(np.arange(32) % 16), b._replace(weight=jnp.where(jnp.arange(32) < 16, 2 * b.weight, 0))
+    yield subset(np.arange(32) % 16), b._replace(weight=jnp.where(jnp.arange(32) < 16, 2 * b.weight, 0))
 
 
 def near(a: Any, b: Any, tolerance: float) -> None:
     """Two pytrees, array by array, up to a part of the largest number."""
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * max(0.01, float(jnp.abs(one).max())))
+    for single, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(single, other, rtol=0, atol=tolerance * max(0.01, float(jnp.abs(single).max())))
 
 
 @pytest.mark.parametrize("name", sweeps.quick(METHODS, ("dgt",)))
@@ -200,7 +200,9 @@ def test_order_and_repetition_of_rows_change_no_method(name):
         batch = scaled(seed, classes)
         params = init(batch)
         for i, pair in enumerate(otherwise(batch)):
-            ((loss, score), slope), ((other_loss, other_score), other_slope) = (evaluate(params, one) for one in pair)
+            ((loss, score), slope), ((other_loss, other_score), other_slope) = (
+                evaluate(params, single) for single in pair
+            )
             near((loss, slope), (other_loss, other_slope), 1e-4)  # float32
             if i < 2 or name not in ("get, linear leaves", "get, classes"):  # whose score knows how many rows there are
                 near(score, other_score, 1e-3)

@@ -31,10 +31,10 @@ def test_structures_differ_between_classes_and_static_values_and_nothing_else():
     assert structure(Cat(1)) != structure(Dog(name=1))
     values = np.ones((4, 2))
     kinds = [leaves.Values(values, loss()) for loss in (losses.SquaredError, losses.LogLoss, losses.Frequencies)]
-    for i, one in enumerate(kinds):
+    for i, entry in enumerate(kinds):
         for j, other in enumerate(kinds):
-            assert (structure(one) == structure(other)) == (i == j)
-            assert (structure({"leaves": one}) == structure({"leaves": other})) == (i == j)
+            assert (structure(entry) == structure(other)) == (i == j)
+            assert (structure({"leaves": entry}) == structure({"leaves": other})) == (i == j)
 
 
 def test_they_are_frozen_and_replaced_mapped_and_named():
@@ -47,11 +47,11 @@ def test_they_are_frozen_and_replaced_mapped_and_named():
 
 
 def test_every_dataclass_of_the_library_is_one_of_these():
-    found = []
+    result = []
     for module in pkgutil.walk_packages(jtrees.__path__, "jtrees."):
-        for one in vars(importlib.import_module(module.name)).values():
-            if isinstance(one, type) and one.__module__.startswith("jtrees") and dataclasses.is_dataclass(one):
-                assert "_flax_dataclass" not in vars(one), one
-                found.append(one)
-    assert leaves.Values in found
-    assert jtrees.GET in found
+        for entry in vars(importlib.import_module(module.name)).values():
+            if isinstance(entry, type) and entry.__module__.startswith("jtrees") and dataclasses.is_dataclass(entry):
+                assert "_flax_dataclass" not in vars(entry), entry
+                result.append(entry)
+    assert leaves.Values in result
+    assert jtrees.GET in result

@@ -82,6 +82,7 @@ def test_the_tree_has_centred_thresholds_and_each_start_the_same_sharpnesses(dat
     np.testing.assert_allclose(centred_by(tree.replace(leaves=None), data[0]).bias, tree.bias, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_trees_deeper_than_8_go_on_under_larger_sharpnesses(data):
     recipe = jtrees.RADDT(depth=9, starts=3, epochs=1, precondition=0.0, halving=False, cart=False)
     report = jtrees.fit(recipe, *data, key=jax.random.key(0)).report

@@ -18,11 +18,13 @@ Y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
 TEST = X[160:], Y[160:]
 TRAIN = X[:160], Y[:160]
 BASES = {"constant": BOOSTED, "linear": BOOSTED.replace(base=WEAK.replace(leaves="linear"))}
+# Few updates of few trees, which need sharp splits at once.
+SHORT = {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "weight_decay": 0.0, "first_sharpness": 10.0}
 UNTRAINED = {"learning_rate": 1e-9, "first_sharpness": 1.0, "last_sharpness": 1.0}
 
 
 def fit(base=BOOSTED, data=TRAIN, options=None, **keywords):
-    recipe = jtrees.Refined(base, **{"epochs": 30, "batch_size": 32, "learning_rate": 0.01} | (options or {}))
+    recipe = jtrees.Refined(base, **SHORT | {"last_sharpness": 100.0} | (options or {}))
     return jtrees.fit(recipe, *data, key=KEY, **keywords)
 
 
@@ -47,43 +49,59 @@ def plain_outputs(network, x):
 @pytest.mark.parametrize("kind", sweeps.quick(BASES, ["constant"]))
 def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definition(kind):
     boosted = jtrees.fit(BASES[kind], *TRAIN, key=KEY, validation=TEST)
-    both = fit(BASES[kind], validation=TEST)
-    report = both.report.search
-    assert report.refined and report.base.rounds == boosted.report.search.rounds and both.tree is None
+    joint = fit(BASES[kind], validation=TEST)
+    report = joint.report.search
+    assert report.refined and report.base.rounds == boosted.report.search.rounds and joint.tree is None
     assert report.boosted_loss == pytest.approx(boosted.report.search.losses.min(), rel=1e-5)
-    assert both.loss == pytest.approx(error(both), rel=1e-4) and both.loss < boosted.loss
-    assert report.losses.min() == pytest.approx(both.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)  # scaled to [0, 1]
-    assert both.model.network.sharpness == pytest.approx(10 * 10 ** ((both.step - report.base.rounds) / 150), rel=1e-5)
-    scaled = np.asarray(both.model.scaling.transform(X), np.float64)
-    expected = both.model.scaling.inverse(plain_outputs(both.model.network, scaled))
-    np.testing.assert_allclose(both.predict(X), expected, atol=2e-5)  # float32
-    assert both.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(both.model.network.params))
+    assert joint.loss == pytest.approx(error(joint), rel=1e-4) and joint.loss < boosted.loss
+    assert report.losses.min() == pytest.approx(joint.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)  # scaled to [0, 1]
+    assert joint.model.network.sharpness == pytest.approx(
+        10 * 10 ** ((joint.step - report.base.rounds) / 150), rel=1e-5
+    )
+    scaled = np.asarray(joint.model.scaling.transform(X), np.float64)
+    expected = joint.model.scaling.inverse(plain_outputs(joint.model.network, scaled))
+    np.testing.assert_allclose(joint.predict(X), expected, atol=2e-5)  # float32
+    assert joint.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(joint.model.network.params))
 
 
+def test_training_keeps_the_slopes_of_boosting_and_decays_the_constants():
+    leaves = [
+        fit(BASES["linear"], options={"weight_decay": decay}, validation=TEST).model.network.trees.leaves
+        for decay in (0.0, 3.0)
+    ]
+    untrained = fit(BASES["linear"], options=UNTRAINED, validation=TEST).model.network.trees.leaves
+    for trained in leaves:
+        np.testing.assert_allclose(trained.coefficients, untrained.coefficients, rtol=1e-5, atol=1e-7)
+        assert np.abs(trained.intercept - untrained.intercept).max() > 0.01
+    assert np.square(leaves[1].intercept).sum() < 0.5 * np.square(leaves[0].intercept).sum()
+
+
+@pytest.mark.slow
 def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     """Some splits have no weights, and send all rows to their side."""
     x = np.sign(X[:, :1])
     data, validation = (x[:160], x[:160, 0] + Y[:160]), (x[160:], x[160:, 0] + Y[160:])
     boosted = jtrees.fit(BOOSTED, *data, key=KEY, validation=validation)
     assert (np.asarray(boosted.model.trees.weights) == 0).all(-1).any()
-    both = fit(data=data, options=UNTRAINED, validation=validation)
-    assert not both.report.search.refined
-    np.testing.assert_allclose(both.predict(x), boosted.predict(x), atol=1e-4)
+    joint = fit(data=data, options=UNTRAINED, validation=validation)
+    assert not joint.report.search.refined
+    np.testing.assert_allclose(joint.predict(x), boosted.predict(x), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_deadline_before_the_first_update_leaves_the_trees_of_boosting():
     options = {"epochs": 100, "first_sharpness": 40.0, "last_sharpness": 100.0}  # soft trees are better untrained
-    both = fit(options=options, max_seconds=1e-3)
-    assert not both.report.search.refined and both.report.search.losses.tolist() == [np.inf]
+    joint = fit(options=options, max_seconds=1e-3)
+    assert not joint.report.search.refined and joint.report.search.losses.tolist() == [np.inf]
 
 
 @pytest.mark.slow
 def test_rows_held_out_choose_the_updates_of_a_training_on_all_rows():
-    both = fit()
-    search, losses = both.report.search, both.report.search.losses
-    assert search.refined and losses.min() < search.boosted_loss and both.step > search.base.rounds
-    assert error(both) < error(fit(options=UNTRAINED)) and both.loss == pytest.approx(error(both, TRAIN), rel=1e-4)
-    assert len(both.report.held_out_rows) == 32
+    joint = fit()
+    search, losses = joint.report.search, joint.report.search.losses
+    assert search.refined and losses.min() < search.boosted_loss and joint.step > search.base.rounds
+    assert error(joint) < error(fit(options=UNTRAINED)) and joint.loss == pytest.approx(error(joint, TRAIN), rel=1e-4)
+    assert len(joint.report.held_out_rows) == 32
 
 
 @pytest.mark.parametrize("base", [jtrees.DGT(), BOOSTED.replace(patience=None)])

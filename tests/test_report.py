@@ -56,8 +56,8 @@ def test_a_report_prints_as_a_table_of_what_is_there():
 
 def test_the_representation_is_one_short_line():
     assert repr(OF_POLISH) == "PolishedReport(losses=[0.5 0.25], accepted=[1], base=AnnealedReport(...))"
-    of_fit = repr(NESTED.replace(verdict="a sentence of many words", recipe={"name": "x" * 1000}))
-    assert "\n" not in of_fit and len(of_fit) < 300
+    fit_text = repr(NESTED.replace(verdict="a sentence of many words", recipe={"name": "x" * 1000}))
+    assert "\n" not in fit_text and len(fit_text) < 300
 
 
 def test_names_are_those_of_what_is_there():
@@ -86,6 +86,7 @@ def test_a_recipe_without_a_report_of_its_own_has_an_empty_one():
 
 
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.slow
 def test_reports_of_bases_are_within_that_of_the_fit():
     x = np.linspace(-1, 1, 60)[:, None]
     get = jtrees.GET(depth=1, starts=2, epochs=5, halving=False)

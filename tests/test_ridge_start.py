@@ -53,22 +53,22 @@ def test_the_directions_in_a_program_are_those_of_the_least_cross_validated_erro
     best = int(np.argmin(errors))
     assert 0 < best < len(errors) - 1
     principal = np.linalg.svd(z @ slopes[best], full_matrices=False)[2].T[:, ::-1]  # ascending
-    found = directions(Batch(np.float32(x), np.float32(y), None), task=Regression(outputs))
-    assert found.shape == (p, outputs)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=0), 1, rtol=1e-5)
-    np.testing.assert_allclose(cosines(found, slopes[best] @ principal), 1, atol=1e-4)  # float32
+    actual = directions(Batch(np.float32(x), np.float32(y), None), task=Regression(outputs))
+    assert actual.shape == (p, outputs)
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=0), 1, rtol=1e-5)
+    np.testing.assert_allclose(cosines(actual, slopes[best] @ principal), 1, atol=1e-4)  # float32
 
 
 def test_the_directions_of_weights_are_those_of_repeated_samples_and_their_scale_does_not_matter():
     """Equal weights count as samples, others as fewer: scaled to their effective number."""
     x, y, weight = table(60, 5)
     x, y = np.float32((x - x.mean(0)) / x.std(0).clip(1e-3)), np.float32(y)
-    found = lambda x, y, weight: directions(Batch(x, y, weight), task=Regression(2))
-    some = np.float32(weight > 0)
-    without = found(x[weight > 0], y[weight > 0], None)
-    np.testing.assert_allclose(found(x, y, some), without, atol=1e-4)
-    np.testing.assert_allclose(found(x, y, np.float32(1e-3 * weight)), found(x, y, np.float32(weight)), atol=1e-4)
-    assert np.abs(without - found(x, y, np.float32(weight))).max() > 1e-2
+    actual = lambda x, y, weight: directions(Batch(x, y, weight), task=Regression(2))
+    selected = np.float32(weight > 0)
+    without = actual(x[weight > 0], y[weight > 0], None)
+    np.testing.assert_allclose(actual(x, y, selected), without, atol=1e-4)
+    np.testing.assert_allclose(actual(x, y, np.float32(1e-3 * weight)), actual(x, y, np.float32(weight)), atol=1e-4)
+    assert np.abs(without - actual(x, y, np.float32(weight))).max() > 1e-2
 
 
 def test_a_direction_of_little_variance_counts_in_a_long_table():
@@ -83,10 +83,10 @@ def test_directions_of_classes_are_linear_discriminants():
     y = rng.choice(4, 5000, p=[0.6, 0.25, 0.1, 0.05])
     x = np.float32(rng.normal(size=(4, 5))[y] * [3, 1, 1, 1, 0] + rng.normal(size=(5000, 5)))
     x = (x - x.mean(0)) / x.std(0)
-    found = directions(Batch(x, y, None), task=Classification(4))
+    actual = directions(Batch(x, y, None), task=Classification(4))
     theirs = LinearDiscriminantAnalysis(solver="eigen").fit(x, y).scalings_[:, :3]
-    assert found.shape == (5, 3)
-    np.testing.assert_allclose(cosines(found, theirs[:, ::-1]), 1, atol=1e-4)  # the strength, and float32
+    assert actual.shape == (5, 3)
+    np.testing.assert_allclose(cosines(actual, theirs[:, ::-1]), 1, atol=1e-4)  # the strength, and float32
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_directions_of_classes_are_linear_discriminants():
 def test_as_many_directions_as_outputs_differ_and_none_of_rounding_errors(task, shape):
     rng = np.random.default_rng(0)
     x = np.float32(rng.normal(size=(30, 4)))
-    of_classes = isinstance(task, Classification)
-    y = rng.integers(0, task.classes, 30) if of_classes else np.float32(x[:, :1] + rng.normal(size=(30, 2)))
-    found = lambda x, y: np.asarray(directions(Batch(x, y, None), task=task))
-    assert found(x, y).shape == shape and found(x, y).any(axis=0).all()
-    constant = np.ones_like(y) if of_classes else np.full_like(y, 0.1)
-    assert not found(x, constant).any()
-    assert not found(np.zeros_like(x), y).any()
-    if not of_classes:
-        equal = found(x, y[:, :1].repeat(2, axis=1))
+    is_classification = isinstance(task, Classification)
+    y = rng.integers(0, task.classes, 30) if is_classification else np.float32(x[:, :1] + rng.normal(size=(30, 2)))
+    actual = lambda x, y: np.asarray(directions(Batch(x, y, None), task=task))
+    assert actual(x, y).shape == shape and actual(x, y).any(axis=0).all()
+    constant = np.ones_like(y) if is_classification else np.full_like(y, 0.1)
+    assert not actual(x, constant).any()
+    assert not actual(np.zeros_like(x), y).any()
+    if not is_classification:
+        equal = actual(x, y[:, :1].repeat(2, axis=1))
         assert equal.any(axis=0).tolist() == [False, True]
 
 
@@ -117,11 +117,11 @@ def test_weights_count_and_an_outlier_does_not():
     x, y = standardised(x), np.float32(y[:, 0])
     outlier = x.copy()
     outlier[0, 2], x[0, 2] = 100, 0
-    grown = lambda *rows: np.asarray(cart.grown_on_ridge(Batch(*rows), Regression(), 1, UNIT).weights)[0]
-    expected = grown(*(a[weight > 0] for a in (x, y, weight)))
-    np.testing.assert_allclose(grown(x, y, 7 * weight), expected, rtol=1e-4, atol=1e-5)
-    assert not np.allclose(grown(x, y, None), expected, rtol=1e-2)
-    a, b = grown(outlier, y, None), grown(x, y, None)
+    grow = lambda *rows: np.asarray(cart.grown_on_ridge(Batch(*rows), Regression(), 1, UNIT).weights)[0]
+    expected = grow(*(a[weight > 0] for a in (x, y, weight)))
+    np.testing.assert_allclose(grow(x, y, 7 * weight), expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(grow(x, y, None), expected, rtol=1e-2)
+    a, b = grow(outlier, y, None), grow(x, y, None)
     assert a @ b > 0.999 * np.linalg.norm(a) * np.linalg.norm(b)
     in_program = [directions(Batch(rows, y, None), task=Regression()) for rows in (x, outlier)]
     np.testing.assert_allclose(*in_program, atol=1e-6)
@@ -131,9 +131,9 @@ def test_each_target_has_a_strength_of_its_own():
     x, y, _ = table(60, 8)
     x, y = standardised(x), np.float32(y)
     y[:, 1] = np.random.default_rng(1).normal(size=60)  # noise: the strongest is best
-    grown = lambda y: np.asarray(cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT).weights)[0]
-    alone, both = grown(y[:, 0]), grown(y)
-    np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-6 * np.abs(alone).max())
+    grow = lambda y: np.asarray(cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT).weights)[0]
+    alone, pair = grow(y[:, 0]), grow(y)
+    np.testing.assert_allclose(pair, alone, rtol=1e-4, atol=1e-6 * np.abs(alone).max())
 
 
 def test_splits_are_intervals_of_the_outputs():
@@ -145,11 +145,11 @@ def test_splits_are_intervals_of_the_outputs():
     scores = rows.x @ directions[0]
     deviation = np.sqrt(np.average((scores - np.average(scores, weights=weight)) ** 2, weights=weight))
     assert deviation == pytest.approx(UNIT, rel=1e-4)
-    least = 10 * (weight**2).sum() / weight.sum()  # effective samples
-    model = DecisionTreeRegressor(max_depth=3, min_weight_fraction_leaf=0.999 * least / weight.sum())
+    minimum = 10 * (weight**2).sum() / weight.sum()  # effective samples
+    model = DecisionTreeRegressor(max_depth=3, min_weight_fraction_leaf=0.999 * minimum / weight.sum())
     leaf = model.fit(scores[:, None], y[:, 0], sample_weight=weight).apply(scores[:, None])
     pairs = set(zip(leaf, np.asarray(tree.leaf_index(rows.x)), strict=True))
-    assert len(pairs) == len(set(leaf)) == len({own for _, own in pairs}) >= 6
+    assert len(pairs) == len(set(leaf)) == len({number for _, number in pairs}) >= 6
 
 
 def test_actions_are_split_by_what_they_are_worth():
@@ -159,8 +159,8 @@ def test_actions_are_split_by_what_they_are_worth():
     best = x @ direction
     rewards = np.float32(np.stack([best, -best], axis=1) + 10 * rng.normal(size=(300, 1)))
     tree = cart.grown_on_ridge(Batch(x, rewards, None), Policy(2), 1, UNIT)
-    found = np.asarray(tree.weights)[0]
-    assert abs(found @ direction) > 0.999 * np.linalg.norm(found) * np.linalg.norm(direction)
+    actual = np.asarray(tree.weights)[0]
+    assert abs(actual @ direction) > 0.999 * np.linalg.norm(actual) * np.linalg.norm(direction)
 
 
 def noisy_plane(n=100, p=40, seed=0):
@@ -200,13 +200,13 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
     elif kind == "actions":
         y, task = np.stack([y, y], axis=1), Policy(2)
     rest = Batch(np.delete(x, 3, 0), np.delete(y, 3, 0), None)
-    for grown in (partial(cart.grown_cart, rest, task, 2), partial(cart.grown_on_ridge, rest, task, 2, UNIT)):
-        tree = grown()
+    for grow in (partial(cart.grown_cart, rest, task, 2), partial(cart.grown_on_ridge, rest, task, 2, UNIT)):
+        tree = grow()
         assert np.isfinite(tree.weights).all() and tree.splits.any() == (kind == "two targets")
 
 
 @pytest.mark.parametrize(
-    ("options", "shape", "there"),
+    ("options", "shape", "present"),
     [
         ({"starts": 2}, (60, 3), True),
         ({"starts": 1}, (60, 3), False),
@@ -215,8 +215,8 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
         *(pytest.param({}, shape, True, marks=pytest.mark.slow) for shape in [(50, 3000), (3000, 50)]),
     ],
 )
-def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves(options, shape, there):
+def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves(options, shape, present):
     x, y = noisy_plane(*shape)
     fit = jtrees.fit(GET.replace(**{"epochs": 1} | options), x[0], y[0], key=KEY)
-    assert np.isfinite(fit.report.search.ridge_loss) == there
+    assert np.isfinite(fit.report.search.ridge_loss) == present
     assert np.isfinite(fit.report.search.cart_loss) == options.get("cart", True)

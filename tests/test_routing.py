@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees import ops
+from jtrees import isotonic, ops
 from jtrees.routing import (
     activity,
     expected_value,
@@ -21,7 +21,6 @@ from jtrees.routing import (
     reach_probabilities,
     rewards,
     traversal,
-    traverse,
     violation,
 )
 from jtrees.routing.inference import Scores, augmented_leaf, flips_of
@@ -36,15 +35,15 @@ def draw_soft(depth, trailing=(), seed=0):
 
 
 def test_probabilities_are_products_over_ancestors(x64):
-    drawn = [draw_soft(depth, trailing) for depth, trailing in [(1, (5,)), (3, ()), (3, (2, 3))]]
+    cases = [draw_soft(depth, trailing) for depth, trailing in [(1, (5,)), (3, ()), (3, (2, 3))]]
     everything = lambda r, v: (
         leaf_probabilities(r),
         reach_probabilities(r),
         expected_value(r, v),
         leaf_weights(r, v[0]),
     )
-    result = jax.tree.map(np.asarray, jax.jit(lambda drawn: [everything(*one) for one in drawn])(drawn))
-    for (right, values), (leaves, reach, value, weights) in zip(drawn, result, strict=True):
+    result = jax.tree.map(np.asarray, jax.jit(lambda cases: [everything(*case) for case in cases])(cases))
+    for (right, values), (leaves, reach, value, weights) in zip(cases, result, strict=True):
         products, nodes = np.stack(oracles.leaf_probabilities(right)), len(right)
         np.testing.assert_allclose(leaves, products, rtol=1e-13)
         np.testing.assert_allclose(weights, values[0] * products, rtol=1e-13)
@@ -96,21 +95,21 @@ def test_leaf_values_broadcast_and_so_do_their_derivatives(x64, right_axes, valu
     right[::2] = np.round(right[::2]) if right_axes == (3,) else right[::2]
     cotangent = np.random.default_rng(0).normal(size=np.broadcast_shapes(right_axes, value_axes))
 
-    def projected(value, both):
+    def projected(value, pair):
         return (
-            cotangent * value(both[: right.size].reshape(right.shape), both[right.size :].reshape(values.shape))
+            cotangent * value(pair[: right.size].reshape(right.shape), pair[right.size :].reshape(values.shape))
         ).sum()
 
     ours, plain = partial(projected, expected_value), partial(projected, oracles.expected_value)
-    both = np.concatenate([right.ravel(), values.ravel()])
-    exact = oracles.exact_gradient(plain, both)
+    pair = np.concatenate([right.ravel(), values.ravel()])
+    exact = oracles.exact_gradient(plain, pair)
     for derivative in (jax.grad, jax.jacfwd):
-        np.testing.assert_allclose(jax.jit(derivative(ours))(both), exact, rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(jax.jit(derivative(ours))(pair), exact, rtol=1e-10, atol=1e-13)
     # The function is linear in every single entry.
-    np.testing.assert_allclose(exact, oracles.numeric_gradient(plain, both), atol=1e-8)
+    np.testing.assert_allclose(exact, oracles.numeric_gradient(plain, pair), atol=1e-8)
     if right_axes == (3,):
-        second = jax.jit(jax.hessian(lambda both: ours(both) ** 2))(both)
-        np.testing.assert_allclose(second, oracles.hessian_of_square(plain, both), atol=1e-10)
+        second = jax.jit(jax.hessian(lambda pair: ours(pair) ** 2))(pair)
+        np.testing.assert_allclose(second, oracles.hessian_of_square(plain, pair), atol=1e-10)
 
 
 @pytest.mark.parametrize("depth", [1, 8, 9, 16])  # around the width of the small integers inside
@@ -156,10 +155,10 @@ def test_forward_is_the_hard_tree_and_backward_is_algorithm_2(depth, outputs, wi
     answer, pull_back = jax.vjp(jax.jit(path_sum), scores, values, window)
     d_scores, d_values, d_window = map(np.asarray, pull_back(gradient))
     one_by_one = [algorithm_2(scores[:, i] / window, values, gradient[i]) for i in range(n)]
-    np.testing.assert_array_equal(answer, [one[0] for one in one_by_one])
+    np.testing.assert_array_equal(answer, [case[0] for case in one_by_one])
     # Float64 sums of order one.
-    np.testing.assert_allclose(d_scores.T * window, [one[1] for one in one_by_one], atol=1e-12)
-    np.testing.assert_allclose(d_values, sum(one[2] for one in one_by_one), atol=1e-12)
+    np.testing.assert_allclose(d_scores.T * window, [case[1] for case in one_by_one], atol=1e-12)
+    np.testing.assert_allclose(d_values, sum(case[2] for case in one_by_one), atol=1e-12)
     assert ((d_scores != 0) == (np.abs(scores) <= window)).all()  # every node learns from every sample within
     assert d_window == 0
 
@@ -167,12 +166,12 @@ def test_forward_is_the_hard_tree_and_backward_is_algorithm_2(depth, outputs, wi
 def test_mean_size_is_the_weighted_mean_and_never_zero(x64):
     rng = np.random.default_rng(0)
     scores, weight = rng.normal(size=(7, 30)), rng.uniform(size=30)
-    both = jax.jit(lambda scores, weight: (mean_size(scores), mean_size(scores, weight)))
-    plain, weighted = map(float, both(scores, weight))
+    pair = jax.jit(lambda scores, weight: (mean_size(scores), mean_size(scores, weight)))
+    plain, weighted = map(float, pair(scores, weight))
     assert plain == pytest.approx(np.abs(scores).mean(), rel=1e-12)
     assert weighted == pytest.approx(np.average(np.abs(scores).mean(0), weights=weight), rel=1e-12)
     # Where all scores are 0, or nothing weighs, the window is a number to divide by all the same.
-    for size in (both(0 * scores, weight)[0], both(scores, 0 * weight)[1]):
+    for size in (pair(0 * scores, weight)[0], pair(scores, 0 * weight)[1]):
         assert 0 < float(size) < 1e-300
 
 
@@ -185,15 +184,15 @@ def draw_scores(depth, shape=(), dtype=np.float64, seed=0):
 
 
 def test_violation_is_its_textbook_definition(x64):
-    drawn = [draw_scores(depth, shape) for depth, shape in [(1, (3,)), (2, (2, 3)), (4, (3,)), (4, (2, 3))]]
+    cases = [draw_scores(depth, shape) for depth, shape in [(1, (3,)), (2, (2, 3)), (4, (3,)), (4, (2, 3))]]
     scales = [0.3, 5.0, np.array([0.1, 1.0, 50.0])]  # the last one a sample
     everything = lambda scores, scales: (
         path_violations(scores),
         violation(scores),
         [violation(scores, scale) for scale in scales],
     )
-    of_all = jax.jit(lambda drawn, scales: [everything(scores, scales) for scores in drawn])
-    for scores, (result, plain, scaled) in zip(drawn, of_all(drawn, scales), strict=True):
+    evaluate_all = jax.jit(lambda cases, scales: [everything(scores, scales) for scores in cases])
+    for scores, (result, plain, scaled) in zip(cases, evaluate_all(cases, scales), strict=True):
         assert result.shape == (scores.shape[0] + 1, *scores.shape[1:])
         np.testing.assert_allclose(result, oracles.path_violations(scores), rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(plain, oracles.violation(scores, 1.0), rtol=1e-11)
@@ -208,10 +207,10 @@ def test_only_the_hard_leaf_is_not_violated():
     assert np.array_equal((violated == 0).sum(0), np.ones(200))
     assert np.array_equal(np.argmin(violated, axis=0), leaf)
     scales = np.array([1.0, 10.0, 100.0, 1e4, 1e30], np.float32)
-    at_hard = [np.asarray(softmin(scores, scale))[leaf, np.arange(200)] for scale in scales]
-    assert {rows.dtype for rows in at_hard} == {np.dtype(np.float32)}
-    assert all((b >= a - 1e-6).all() for a, b in itertools.pairwise(at_hard)) and at_hard[0].max() < 0.9
-    np.testing.assert_allclose(at_hard[-1], 1, atol=1e-6)
+    chance = [np.asarray(softmin(scores, scale))[leaf, np.arange(200)] for scale in scales]
+    assert {rows.dtype for rows in chance} == {np.dtype(np.float32)}
+    assert all((b >= a - 1e-6).all() for a, b in itertools.pairwise(chance)) and chance[0].max() < 0.9
+    np.testing.assert_allclose(chance[-1], 1, atol=1e-6)
     assert np.isfinite(jax.jit(jax.grad(lambda scale: softmin(scores, scale).max(0).sum()))(scales[-1]))
     # Scores that are integers, some of them 0: other violations may be free too, the hard one always is.
     scores = np.random.default_rng(1).integers(-2, 3, (15, 200)).astype(np.float32)
@@ -224,20 +223,20 @@ def test_gradients_of_violation(x64, mode):
     assert np.abs(scores).min() > 1e-3
     weights = np.random.default_rng(5).normal(size=(8, 2))
     plain = lambda z, scale: sum((w * p).sum() for w, p in zip(weights, oracles.violation(z, scale), strict=True))
-    by_scores, by_scale = jax.jit(mode(lambda z, scale: (weights * violation(z, scale)).sum(), (0, 1)))(scores, scale)
-    np.testing.assert_allclose(by_scores, oracles.numeric_gradient(lambda z: plain(z, 2.5), scores), atol=1e-8)
-    np.testing.assert_allclose(by_scale, oracles.numeric_gradient(lambda s: plain(scores, s), scale), atol=1e-8)
+    slope_z, slope_c = jax.jit(mode(lambda z, scale: (weights * violation(z, scale)).sum(), (0, 1)))(scores, scale)
+    np.testing.assert_allclose(slope_z, oracles.numeric_gradient(lambda z: plain(z, 2.5), scores), atol=1e-8)
+    np.testing.assert_allclose(slope_c, oracles.numeric_gradient(lambda s: plain(scores, s), scale), atol=1e-8)
 
 
 def by_paths(scores: np.ndarray) -> np.ndarray:
     """q, node by node: the least agreement on the path, walked from the node up; 1 where that is more."""
     out = np.ones((2 * len(scores) + 1, scores.shape[1]))
     for node in range(1, len(out)):
-        at = node
-        while at > 0:
-            above, right = (at - 1) // 2, at % 2 == 0
+        current = node
+        while current > 0:
+            above, right = (current - 1) // 2, current % 2 == 0
             out[node] = np.minimum(out[node], scores[above] if right else -scores[above])
-            at = above
+            current = above
     return out
 
 
@@ -250,6 +249,13 @@ def test_rewards_are_the_least_agreement_along_the_path():
     np.testing.assert_array_equal(gradient, [[-1, 0, 0], [-1, 0, 0], [1, 0, 0], [1, 0, 0]])
     q = rewards(jnp.zeros((3, 2)).at[1, 0].set(jnp.nan))
     assert np.isnan(q[3:5, 0]).all() and np.isfinite(q[:, 1]).all()
+
+
+def traverse(scores, penalty, weight=None):
+    """The traversals and the activity of the nodes (the paper's T, eq. 3)."""
+    q = rewards(scores)
+    active = isotonic.prune(q, penalty, weight, nested=True)
+    return position(q, active), active
 
 
 @pytest.mark.parametrize("weight", [None, np.array([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])], ids=["plain", "weighted"])
@@ -267,15 +273,15 @@ def test_traverse_is_the_papers_program(x64, weight):
 def test_gradients_of_a_traversal(x64):
     # Away from ties: smooth there. The last number is the penalty.
     numbers = np.append(np.random.default_rng(6).normal(size=12) / 2, 2.5)
-    both = lambda p: jnp.concatenate([jnp.ravel(part) for part in traverse(p[:12].reshape(3, 4), p[12])])
-    values, backward = jax.jit(both), jax.jit(jax.jacrev(both))
+    pair = lambda p: jnp.concatenate([jnp.ravel(part) for part in traverse(p[:12].reshape(3, 4), p[12])])
+    values, backward = jax.jit(pair), jax.jit(jax.jacrev(pair))
     # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
     steps = 1e-6 * np.eye(13)
     slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
-    for jacobian in (backward, jax.jit(jax.jacfwd(both))):
+    for jacobian in (backward, jax.jit(jax.jacfwd(pair))):
         np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
     for jacobian in (jax.jacfwd, jax.jacrev):
-        np.testing.assert_allclose(jax.jit(jacobian(jax.jacrev(both)))(numbers), slope(backward), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(jax.jit(jacobian(jax.jacrev(pair)))(numbers), slope(backward), rtol=0, atol=1e-8)
 
 
 def best_decisions(scores, losses, radius=None):
@@ -295,12 +301,12 @@ def test_the_best_of_all_decisions_and_of_those_one_bit_away(x64, depth):
     exact, result = np.asarray(jax.jit(augmented_leaf)(scores, losses)), jax.jit(flips_of)(scores)
     near = np.asarray(result.leaf)
     competing = np.take_along_axis(losses, near, axis=0) - 2 * np.asarray(result.violations())
-    for i, (z, lost) in enumerate(zip(scores.T, losses.T, strict=True)):
+    for i, (z, leaf_losses) in enumerate(zip(scores.T, losses.T, strict=True)):
         violated = np.array(oracles.path_violations(z))
-        value, best = best_decisions(z, lost)
+        value, best = best_decisions(z, leaf_losses)
         assert exact[i] == best
-        assert lost[best] - 2 * violated[best] == pytest.approx(value - np.abs(z).sum(), abs=1e-12)
-        value, best = best_decisions(z, lost, radius=1)
+        assert leaf_losses[best] - 2 * violated[best] == pytest.approx(value - np.abs(z).sum(), abs=1e-12)
+        value, best = best_decisions(z, leaf_losses, radius=1)
         assert near[competing[:, i].argmax(), i] == best
         assert competing[:, i].max() == pytest.approx(value - np.abs(z).sum(), abs=1e-12)
 
@@ -324,13 +330,14 @@ def test_paths_are_followed_as_if_all_splits_were_scored(x64, depth):
     assert zero.leaf[:, 0].tolist() == [0, 2, 1] and not np.any(zero.violations())
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", sweeps.quick([1, 2, 5], [2]))
 def test_the_activity_of_many_samples_is_solved_by_subtrees(depth, monkeypatch):
     rng = np.random.default_rng(depth)
     scores = jnp.asarray(rng.normal(size=(2**depth - 1, 30)), jnp.float32)
     weight = jnp.asarray(rng.uniform(size=30), jnp.float32)
-    total = lambda scores: jnp.square(activity(scores, 0.1, weight)).sum()
-    expected, gradient = activity(scores, 0.1, weight), jax.grad(total)(scores)
+    total = lambda scores: (jnp.square(values := activity(scores, 0.1, weight)).sum(), values)
+    gradient, expected = jax.jit(jax.grad(total, has_aux=True))(scores)
     monkeypatch.setattr(traversal, "_MOST_SCORES", 0)
-    np.testing.assert_allclose(activity(scores, 0.1, weight), expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(total)(scores), gradient, rtol=1e-5, atol=1e-7)
+    slopes, values = jax.jit(lambda scores: jax.grad(total, has_aux=True)(scores))(scores)
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    np.testing.assert_allclose(slopes, gradient, rtol=1e-5, atol=1e-7)

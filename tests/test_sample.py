@@ -12,25 +12,25 @@ from tests.recipes import RECIPES, STARTS, WEAK
 N = 5000
 
 
-def drawn(y=None, weight=None, limit=500, task=None, seed=0):
+def sampled(y=None, weight=None, limit=500, task=None, seed=0):
     y = np.zeros(N, np.float32) if y is None else y
     task = jtrees.Regression() if task is None else task
     return drawn_rows(y, weight, limit, task, np.random.default_rng(seed))
 
 
 def test_rows_of_equal_weight():
-    rows, weight = drawn()
+    rows, weight = sampled()
     assert len(rows) == 500 == len(np.unique(rows)) and (np.diff(rows) > 0).all()
     np.testing.assert_allclose(weight, N / 500)
-    everything, ones = drawn(limit=N)
+    everything, unit = sampled(limit=N)
     np.testing.assert_array_equal(everything, np.arange(N))
-    assert (ones == 1).all()
+    assert (unit == 1).all()
 
 
 def test_rows_of_weight_0_are_not_drawn():
     weight = np.arange(N) % 2 * 3.0
     for limit in (500, N // 2, N):
-        rows, factors = drawn(weight=weight, limit=limit)
+        rows, factors = sampled(weight=weight, limit=limit)
         assert (rows % 2 == 1).all() and factors.sum() == pytest.approx(weight.sum(), rel=1e-5)
 
 
@@ -39,7 +39,7 @@ def test_sums_over_a_sample_are_unbiased_for_uneven_weights():
     rng = np.random.default_rng(1)
     weight, values = rng.exponential(size=N) ** 2, rng.normal(size=N)
     weight[7] = weight.sum()
-    result = [drawn(weight=weight, seed=seed) for seed in range(200)]
+    result = [sampled(weight=weight, seed=seed) for seed in range(200)]
     assert all(7 in rows for rows, _ in result)
     sums = [factors @ values[rows] for rows, factors in result]
     assert np.mean(sums) == pytest.approx(weight @ values, abs=4 * np.std(sums) / np.sqrt(200))
@@ -50,7 +50,7 @@ def test_sums_over_a_sample_are_unbiased_for_uneven_weights():
 
 def test_classes_keep_their_shares_and_rare_ones_all_their_rows():
     y = np.repeat(np.arange(4), [3000, 1950, 40, 10]).astype(np.int32)
-    rows, weight = drawn(y, task=jtrees.Classification(4))
+    rows, weight = sampled(y, task=jtrees.Classification(4))
     np.testing.assert_array_equal(np.bincount(y[rows]), [300, 195, 20, 10])  # of a larger class no fewer
     np.testing.assert_allclose(np.bincount(y[rows], weight), np.bincount(y))
 

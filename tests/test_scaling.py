@@ -236,10 +236,10 @@ def margin(tree, x):
 
 def test_rare_values_and_heavy_tails_are_no_outliers():
     for n in (12, 5000):
-        rare, few = np.zeros(n), np.zeros(n)
-        rare[3], few[:4] = 1, [1, 2, 3, 4]
+        rare, sparse = np.zeros(n), np.zeros(n)
+        rare[3], sparse[:4] = 1, [1, 2, 3, 4]
         assert scaled(rare)[3] == pytest.approx(min(np.sqrt(n - 1), 100), rel=1e-5)  # its distance in deviations
-        assert len(np.unique(scaled(rare))) == 2 and len(np.unique(scaled(few))) >= 4
+        assert len(np.unique(scaled(rare))) == 2 and len(np.unique(scaled(sparse))) >= 4
     column = np.exp(np.random.default_rng(0).normal(size=5000))
     result = scaled(column)
     assert result.std() == pytest.approx(1, rel=1e-4)
@@ -385,7 +385,7 @@ def coded_rows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "part", "least"),
+    ("recipe", "part", "bound"),
     [
         (jtrees.Boosted(rounds=100), 0.05, 0.95),
         (jtrees.Boosted(rounds=100), 0.3, 0.95),
@@ -398,7 +398,7 @@ def coded_rows():
     ids=["Boosted", "Boosted, many", "GET", "linear leaves", "DGT", "TEL", "NonGreedy"],
 )
 @pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning")
-def test_a_code_does_not_hide_a_column(coded_rows, recipe, least, part):
+def test_a_code_does_not_hide_a_column(coded_rows, recipe, bound, part):
     plain, y = coded_rows
     x, (column, coded) = plain.copy(), coded_column(plain[:, 0], [999_999_999], part)
     x[:, 0] = column
@@ -406,8 +406,8 @@ def test_a_code_does_not_hide_a_column(coded_rows, recipe, least, part):
     fit = jtrees.fit(recipe, x[training], y[training], key=jax.random.key(0))
     predictions = fit.predict(x[new])
     error = np.square(predictions - y[new])
-    others, rest = ~coded[new], coded[new]
-    assert 1 - error[others].mean() / y[new][others].var() > least
+    actual, rest = ~coded[new], coded[new]
+    assert 1 - error[actual].mean() / y[new][actual].var() > bound
     assert error[rest].mean() < 3 * y.var()  # they are predicted without the column, not by a limit of float32
     if isinstance(recipe, jtrees.DGT):  # leaves are fitted to the rows that reach them in the user's units
         leaf = fit.tree.leaf_index(x[training])

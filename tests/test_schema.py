@@ -103,12 +103,11 @@ def test_wrong_requests_are_refused(columns, message):
 
 
 def test_wrong_arguments_are_refused():
-    both = {"columns": schema(FRAME), "missing": ("-",)}
+    pair = {"columns": schema(FRAME), "missing": ("-",)}
     for call, message in (
-        (lambda: schema(FRAME, decimal=";"), "decimal must be a point or a comma, got ';'"),
         (lambda: schema(FRAME, missing="-"), "missing must be texts, such as .*, got '-'"),
-        (lambda: jtrees.fit(RECIPE, FRAME, Y, key=KEY, **both), r"missing must be empty with a schema, .*, got \('-',"),
-        (lambda: TreeRegressor(RECIPE, **both).fit(FRAME, Y), "missing must be empty with a schema"),
+        (lambda: jtrees.fit(RECIPE, FRAME, Y, key=KEY, **pair), r"missing must be empty with a schema, .*, got \('-',"),
+        (lambda: TreeRegressor(RECIPE, **pair).fit(FRAME, Y), "missing must be empty with a schema"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -9,14 +9,15 @@ import pytest
 
 import jtrees
 from jtrees import segments
-from jtrees.losses import Huber, Poisson, weighted_quantiles
+from jtrees.losses import Huber, Poisson
+from jtrees.tasks.fits import weighted_quantiles
 from tests import sweeps
 
 SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (1_000_000, 200_000)], [(70_000, 3)])
 SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.wide))
 
 
-def drawn(size, decades=4):
+def random_rows(size, decades=4):
     """Leaves of equally many rows in random order, values, and weights over twice so many decades."""
     n, leaves = size
     rng = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def of_sums(leaf, values, num_leaves):
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_have_the_digits_of_float32_within_each_leaf(size):
     """Whatever the order of the rows."""
-    leaf, y, weight = drawn(size)
+    leaf, y, weight = random_rows(size)
     leaves = size[1]
     heavy = np.where(leaf == 0, np.float32(1e30), 1)  # in one leaf
     values = np.stack([weight * y * heavy, np.float32(0.1) + 0 * y], axis=1)
@@ -56,7 +57,7 @@ def test_sums_have_the_digits_of_float32_within_each_leaf(size):
 
 @pytest.mark.parametrize("n", [10, 2**16, 2**16 + 1, 80_000])
 def test_sums_of_any_length_are_those_of_numpy(n):
-    leaf, y, _ = drawn((n, 3))
+    leaf, y, _ = random_rows((n, 3))
     values = y * np.where(leaf == 1, 1e-30, 1).astype(np.float32)
     result = compiled(of_sums, 4)(leaf, values)
     exact = segments.sums(values.astype(float), leaf, 4)
@@ -66,7 +67,7 @@ def test_sums_of_any_length_are_those_of_numpy(n):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_means_are_not_spoilt_by_other_leaves(size):
-    leaf, y, weight = drawn(size)
+    leaf, y, weight = random_rows(size)
     shift = np.where(leaf == 0, 1e10, 5).astype(np.float32)
     y = (y + shift).astype(np.float32)
     result = np.asarray(
@@ -78,10 +79,10 @@ def test_means_are_not_spoilt_by_other_leaves(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_medians_are_those_of_numpy_in_every_leaf(size):
-    leaf, y, _ = drawn(size)
+    leaf, y, _ = random_rows(size)
     result = compiled(weighted_quantiles, size[1], levels=(0.5,))(leaf, y)[:, 0]
     if size[0] % size[1]:
-        expected = np.array([np.median(y[leaf == one]) for one in range(size[1])])
+        expected = np.array([np.median(y[leaf == number]) for number in range(size[1])])
     else:
         expected = np.median(y[np.lexsort((y, leaf))].reshape(size[1], -1), axis=1)
     assert np.array_equal(result, expected)
@@ -95,16 +96,16 @@ def plain_quantiles(leaf, y, num_leaves, levels, weight):
     for i, (start, end) in enumerate(itertools.pairwise(ends)):
         part = np.cumsum(weight[start:end])
         for j, level in enumerate(levels):
-            wanted = level * part[-1]
-            low = y[start + np.searchsorted(part, wanted * (1 - 1e-14))]
-            high = y[start + min(np.searchsorted(part, wanted * (1 + 1e-14), side="right"), end - start - 1)]
+            target = level * part[-1]
+            low = y[start + np.searchsorted(part, target * (1 - 1e-14))]
+            high = y[start + min(np.searchsorted(part, target * (1 + 1e-14), side="right"), end - start - 1)]
             out[i, j] = (float(low) + float(high)) / 2
     return out
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
-    leaf, y, weight = drawn(size)
+    leaf, y, weight = random_rows(size)
     weight[leaf == 0] *= 1e10  # rows that come before those of all other leaves
     levels = (0.1, 0.5, 0.9)
     run = compiled(
@@ -128,14 +129,15 @@ def test_one_heavy_row_does_not_change_the_next_leaf(host):
 def test_ties_of_equal_weights_are_mid_points():
     n, levels = 10, (0.1, 0.3, 0.5, 0.7, 0.9)
     arrays = np.zeros(n, np.int32), np.arange(n, dtype=np.float32), np.full(n, 0.1, np.float32)
-    for leaf, y, weight in (arrays, tuple(map(jnp.asarray, arrays))):
-        quantiles = weighted_quantiles(leaf, y, 1, levels, sample_weight=weight)[0]
+    in_program = jax.jit(weighted_quantiles, static_argnums=(2, 3))
+    for compute, (leaf, y, weight) in ((weighted_quantiles, arrays), (in_program, arrays)):
+        quantiles = compute(leaf, y, 1, levels, sample_weight=weight)[0]
         assert quantiles.tolist() == [round(level * n) - 0.5 for level in levels]
 
 
 @pytest.mark.parametrize("n", [20_000, pytest.param(4_000_000, marks=pytest.mark.wide)])
 def test_fits_of_leaves_are_those_of_double_precision(n):
-    leaf, y, weight = drawn((n, 4), decades=1)
+    leaf, y, weight = random_rows((n, 4), decades=1)
     y = (y + 3).astype(np.float32)
     wide = leaf, y.astype(float), weight.astype(float)
     count, total = np.bincount(leaf, wide[2]), np.bincount(leaf, wide[2] * wide[1])
@@ -153,11 +155,11 @@ def test_fits_of_leaves_are_those_of_double_precision(n):
     np.testing.assert_allclose(step, exact, rtol=1e-6)
     if not plain:  # counts exceed the integers of float32
         zeros = jnp.zeros(n := 2**24 + 2**20, jnp.int32)
-        assert jtrees.losses.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
+        assert jtrees.tasks.fits.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
 
 
 def test_huber_constants_on_the_host_are_those_in_a_program():
-    leaf, y, weight = drawn((2_000, 4), decades=1)
+    leaf, y, weight = random_rows((2_000, 4), decades=1)
     loss = Huber(0.3)
     result = loss.constants(leaf, y.astype(float), 4, weight.astype(float))
     in_program = jax.jit(lambda *a: loss.constants(a[0], a[1], 4, a[2]))(leaf, y, weight)
@@ -170,7 +172,7 @@ def test_huber_constants_on_the_host_are_those_in_a_program():
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 70_000, 1_000_003])
 def test_quick_sums_are_those_of_double_precision_but_for_a_few_digits(n):
-    leaf, y, _ = drawn((n, 7))
+    leaf, y, _ = random_rows((n, 7))
     leaf[: n // 2] = 3  # half of the rows in one leaf
     result = segments.quick_sums(jnp.asarray(y), jnp.asarray(leaf), 7)
     size = np.maximum(np.bincount(leaf, np.abs(y.astype(np.float64)), 7), 1e-9)

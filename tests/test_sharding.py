@@ -31,12 +31,12 @@ def test_a_mesh_of_one_device(data):
     alone = jtrees.fit(recipe, *data, key=jax.random.key(0))
     with jax.set_mesh(sharding.mesh()):
         assert sharding.parts() == sharding.share_of_starts() == 1
-        within = jtrees.fit(recipe, *data, key=jax.random.key(0))
+        sharded = jtrees.fit(recipe, *data, key=jax.random.key(0))
         batch = sharding.put_rows(jtrees.Batch(*data))
         assert batch.x.sharding.spec == jax.P("data")
-        np.testing.assert_allclose(within.tree.predict(batch.x), alone.tree.predict(data[0]), rtol=1e-6)  # of float32
-    np.testing.assert_array_equal(within.tree.predict(data[0]), alone.tree.predict(data[0]))
-    np.testing.assert_array_equal(within.history, alone.history)
+        np.testing.assert_allclose(sharded.tree.predict(batch.x), alone.tree.predict(data[0]), rtol=1e-6)  # of float32
+    np.testing.assert_array_equal(sharded.tree.predict(data[0]), alone.tree.predict(data[0]))
+    np.testing.assert_array_equal(sharded.history, alone.history)
 
 
 def test_meshes_that_do_not_fit(data):
@@ -45,12 +45,12 @@ def test_meshes_that_do_not_fit(data):
         sharding.mesh(2, count)
     with pytest.raises(ValueError, match=rf"^starts must divide the number of devices, {count}, got {count + 1}$"):
         sharding.mesh(starts=count + 1)
-    for starts, others, message in (
+    for starts, rest, message in (
         (0, None, "starts must be at least 1, got 0"),
         (1, "all", "data must be a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
-            sharding.mesh(starts, others)
+            sharding.mesh(starts, rest)
     with pytest.raises(ValueError, match="a mesh with the axis data must be in context"):
         sharding.join_rows(data)
     with (
@@ -106,7 +106,7 @@ def test_two_processes_end_with_the_parameters_of_one(tmp_path):
         for process in [started(name, count, i) for i in range(count)]:
             errors = process.communicate(timeout=200)[1]
             assert process.returncode == 0, errors
-    one, two = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
-    assert one["losses"][-1] < one["losses"][0]
-    for name in one.files:
-        np.testing.assert_array_equal(one[name], two[name])
+    first, second = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
+    assert first["losses"][-1] < first["losses"][0]
+    for name in first.files:
+        np.testing.assert_array_equal(first[name], second[name])

@@ -14,7 +14,7 @@ from tests import oracles, sweeps
 fit_linear = lambda *data, **options: Linear(*leaves.fit_shrunk(*data, **options)[0])
 fit = jax.jit(fit_linear, static_argnames="num_leaves")
 error = jax.jit(lambda *data, **options: leaves.fit_shrunk(*data, **options)[1], static_argnames="num_leaves")
-at = jax.jit(Linear.at)
+answer = jax.jit(Linear.at)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_every_node_takes_the_best_correction_of_its_parents_model(in_blocks, ki
     for seed, weight in enumerate(weightings(200)):
         leaf, x, targets = three_targets(kind, seed)
         expected = [oracles.shrunk_leaves(leaf, x, y, 8, weight=weight) for y in targets.T]
-        lost = np.mean([lost for _, lost, _ in expected])
+        loss = np.mean([loss for _, loss, _ in expected])
         start = Linear(np.zeros((8, 4, 3)), np.zeros((8, 3)))
         for unit in (1, 1000):
             options = {"num_leaves": 8, "sample_weight": unit * weight}
@@ -83,19 +83,19 @@ def test_every_node_takes_the_best_correction_of_its_parents_model(in_blocks, ki
             assert [part.shape for part in jax.tree.leaves(fitted)] == [(8, 4, 3), (8, 3), (8, 3), (8, 3)]
             for j, (parts, _, _) in enumerate(expected):
                 assert_equal_leaves(column(fitted, j), parts)
-            assert float(error(leaf, x, targets, **options)) == pytest.approx(lost, rel=1e-9)
+            assert float(error(leaf, x, targets, **options)) == pytest.approx(loss, rel=1e-9)
         if kind == "empty":
             assert_equal_leaves(jax.jit(Linear.refit)(start, leaf, x, targets, weight), fitted)
-            assert float(jax.jit(Linear.criterion)(start, leaf, x, targets, weight)) == pytest.approx(lost, rel=1e-9)
+            assert float(jax.jit(Linear.criterion)(start, leaf, x, targets, weight)) == pytest.approx(loss, rel=1e-9)
 
 
 def test_a_heavy_sample_does_not_shrink_the_leaves_of_others(in_blocks):
     leaf, x, targets = three_targets()
     weight = np.where(np.arange(200) == np.flatnonzero(leaf == 5)[0], 1000.0, 1.0)
     heavy, plain = (fit(leaf, x, targets, num_leaves=8, sample_weight=w) for w in (weight, np.ones(200)))
-    others, y = leaf != 5, targets[:, 0]
-    lost = [np.mean((np.asarray(at(fitted, leaf, x))[others, 0] - y[others]) ** 2) for fitted in (heavy, plain)]
-    assert lost[0] < 2 * lost[1] < 0.1 * y[others].var()
+    rest, y = leaf != 5, targets[:, 0]
+    loss = [np.mean((np.asarray(answer(fitted, leaf, x))[rest, 0] - y[rest]) ** 2) for fitted in (heavy, plain)]
+    assert loss[0] < 2 * loss[1] < 0.1 * y[rest].var()
 
 
 def nasty(kind, seed=3):
@@ -159,13 +159,13 @@ def test_the_cases_above_choose_among_all_kinds_of_candidates():
 
 @pytest.mark.parametrize("kind", NASTY)
 def test_always_finite_and_never_far_from_the_targets(kind):
-    ones = np.ones(12, np.float32)
+    equal_weight = np.ones(12, np.float32)
     for seed in range(4):
         leaf, x, y = nasty(kind, seed)
-        fitted = fit(leaf, x, y, num_leaves=4, sample_weight=ones)
+        fitted = fit(leaf, x, y, num_leaves=4, sample_weight=equal_weight)
         assert all(np.isfinite(a).all() for a in jax.tree.leaves(fitted))
-        assert np.isfinite(error(leaf, x, y, num_leaves=4, sample_weight=ones))
-        answers = np.asarray(at(fitted, leaf, x), np.float64)
+        assert np.isfinite(error(leaf, x, y, num_leaves=4, sample_weight=equal_weight))
+        answers = np.asarray(answer(fitted, leaf, x), np.float64)
         low, high = float(y.min()), float(y.max())
         slack = 0.1 * (high - low) + 1e-6 * abs(low) + 1e-6
         assert ((answers >= low - slack) & (answers <= high + slack)).all()
@@ -182,7 +182,7 @@ def test_side_by_side_as_alone():
         expected = Linear(*oracles.shrunk_leaves(leaf, x, y, 4)[0])
         answers = (expected.coefficients[leaf] * x).sum(1) + expected.intercept[leaf]
         answers = np.clip(answers, expected.lower[leaf], expected.upper[leaf])
-        np.testing.assert_allclose(at(result, leaf, x), answers, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(answer(result, leaf, x), answers, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [7.0, 0.1])
@@ -202,7 +202,7 @@ def test_noise_is_not_followed(in_blocks):
         rng = np.random.default_rng(seed)
         x, y, leaf = rng.normal(size=(400, 4)), rng.normal(size=(400, 3)), rng.integers(0, 8, 400)
         fitted = fit(leaf[:200], x[:200], y[:200], num_leaves=8, sample_weight=np.ones(200))
-        answers, mean = np.asarray(at(fitted, leaf[200:], x[200:])), y[:200].mean(0)
+        answers, mean = np.asarray(answer(fitted, leaf[200:], x[200:])), y[:200].mean(0)
         ratios.append(np.square(y[200:] - answers).mean(0) / np.square(y[200:] - mean).mean(0))
     # Means of the leaves would lose 4 per cent more than the mean of all, planes in the leaves 25.
     assert np.mean(ratios) <= 1.015
@@ -212,6 +212,8 @@ def test_a_leaf_of_hardly_any_weight_costs_hardly_anything():
     """And is not 0 / 0, as squares of its weight would be."""
     leaf, x, y = np.repeat([0, 3], 6).astype(np.int32), *nasty("few")[1:]
     y = x[:, 0] + np.float32(0.1) * y
-    of = lambda weight: error(leaf, x, y, num_leaves=4, sample_weight=np.where(leaf == 0, 1, weight).astype(np.float32))
+    cost = lambda weight: error(
+        leaf, x, y, num_leaves=4, sample_weight=np.where(leaf == 0, 1, weight).astype(np.float32)
+    )
     for small in (1e-10, 1e-20, 1e-30, 1e-37):
-        np.testing.assert_allclose(of(small), of(0), rtol=1e-4)
+        np.testing.assert_allclose(cost(small), cost(0), rtol=1e-4)

@@ -12,6 +12,7 @@ from sklearn.tree import DecisionTreeClassifier
 import jtrees
 from jtrees import Classification, losses, warmstart
 from jtrees.search.sample import drawn_rows
+from jtrees.tasks import fits
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -29,8 +30,8 @@ def labels(k):
     return np.full(N, k, np.int32)
 
 
-def expectation(of_labels):
-    return sum(SOFT[:, k] * np.asarray(of_labels(labels(k)), np.float64) for k in range(K))
+def expectation(function):
+    return sum(SOFT[:, k] * np.asarray(function(labels(k)), np.float64) for k in range(K))
 
 
 def repeated(*arrays):
@@ -41,32 +42,34 @@ def repeated(*arrays):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_log_loss_is_the_expectation_of_that_of_a_label(smoothing):
     loss, outputs = losses.LogLoss(smoothing), jnp.asarray(rng.normal(size=(N, K)), jnp.float32)
-    y, alike = jnp.asarray(SOFT, jnp.float32), {"rtol": 1e-5, "atol": 1e-6}
-    np.testing.assert_allclose(loss.samples(outputs, y), expectation(lambda k: loss.samples(outputs, k)), **alike)
+    y, tolerance = jnp.asarray(SOFT, jnp.float32), {"rtol": 1e-5, "atol": 1e-6}
+    samples, leaf_losses, derivatives = map(jax.jit, (loss.samples, loss.of_leaves, loss.derivatives))
+    np.testing.assert_allclose(samples(outputs, y), expectation(lambda k: samples(outputs, k)), **tolerance)
     values = jnp.asarray(rng.normal(size=(4, K)), jnp.float32)
-    of_leaves = np.transpose([expectation(lambda k, i=i: loss.of_leaves(values, k)[i]) for i in range(4)])
-    np.testing.assert_allclose(loss.of_leaves(values, y).T, of_leaves, **alike)
+    leaf_rows = np.transpose([expectation(lambda k, i=i: leaf_losses(values, k)[i]) for i in range(4)])
+    np.testing.assert_allclose(leaf_losses(values, y).T, leaf_rows, **tolerance)
     for i in range(2):
-        found = loss.derivatives(outputs, y)[i]
-        by_class = [[loss.derivatives(outputs, labels(k))[i][:, j] for k in range(K)] for j in range(K)]
-        expected = np.stack([(SOFT.T * np.asarray(each, np.float64)).sum(0) for each in by_class], 1)
-        np.testing.assert_allclose(found, expected, **alike)
-    slope = jax.grad(lambda outputs: loss.samples(outputs, y).sum())(outputs)
-    np.testing.assert_allclose(loss.derivatives(outputs, y)[0], slope, **alike)
-    bend = jax.vmap(jax.hessian(lambda output, y: loss.samples(output[None], y[None])[0]))(outputs, y)
+        result = derivatives(outputs, y)[i]
+        class_rows = [[derivatives(outputs, labels(k))[i][:, j] for k in range(K)] for j in range(K)]
+        expected = np.stack([(SOFT.T * np.asarray(each, np.float64)).sum(0) for each in class_rows], 1)
+        np.testing.assert_allclose(result, expected, **tolerance)
+    sample = lambda output, y: loss.samples(output[None], y[None])[0]
+    automatic = jax.jit(lambda *rows: [jax.vmap(derivative(sample))(*rows) for derivative in (jax.grad, jax.hessian)])
+    slope, bend = automatic(outputs, y)
+    np.testing.assert_allclose(derivatives(outputs, y)[0], slope, **tolerance)
     bend = K / (K - 1) * jnp.diagonal(bend, axis1=1, axis2=2)  # a common shift of the outputs changes nothing
-    np.testing.assert_allclose(loss.derivatives(outputs, y)[1], bend, **alike)
+    np.testing.assert_allclose(derivatives(outputs, y)[1], bend, **tolerance)
 
 
-@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_smoothed_labels_are_those_of_criterion_held_out_loss_and_report(soft):
     y = SOFT if soft else SOFT.argmax(1)
     chances, task = rng.dirichlet(np.ones(K), N), Classification(K, losses.LogLoss(0.2))
     expected = -((0.8 * (SOFT if soft else np.eye(K)[y]) + 0.2 / K) * np.log(chances)).sum(1)
-    alike, rows = {"rtol": 1e-5}, (jnp.asarray(chances, jnp.float32), jnp.asarray(y, jnp.float32 if soft else int))
+    tolerance, rows = {"rtol": 1e-5}, (jnp.asarray(chances, jnp.float32), jnp.asarray(y, jnp.float32 if soft else int))
     np.testing.assert_allclose(task.prediction_loss(chances, y), expected, rtol=1e-12)
-    np.testing.assert_allclose(task.prediction_loss(*rows), expected, **alike)
-    np.testing.assert_allclose(task.loss(jnp.log(rows[0]), rows[1]), expected, **alike)
+    np.testing.assert_allclose(task.prediction_loss(*rows), expected, **tolerance)
+    np.testing.assert_allclose(task.loss(jnp.log(rows[0]), rows[1]), expected, **tolerance)
     leaf, empty = jnp.arange(N) % 4, jtrees.leaves.Values(jnp.zeros((4, K)), losses.LogLoss(0.2))
     fitted, criterion = empty.refit_with_criterion(leaf, None, rows[1], None)
     assert criterion == pytest.approx(float(task.prediction_loss(fitted.at(leaf, None), rows[1]).mean()), rel=1e-5)
@@ -80,13 +83,13 @@ def test_smoothed_labels_are_those_of_criterion_held_out_loss_and_report(soft):
 def test_leaves_count_expected_classes():
     leaf = rng.integers(0, 4, N)
     leaf_of, weight, label, chance = repeated(leaf, WEIGHT)
-    found = losses.class_counts(leaf, SOFT, 4, K, sample_weight=WEIGHT)
-    expected = losses.class_counts(leaf_of, label, 4, K, sample_weight=weight * chance)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = fits.class_counts(leaf, SOFT, 4, K, sample_weight=WEIGHT)
+    expected = fits.class_counts(leaf_of, label, 4, K, sample_weight=weight * chance)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
     initial = losses.LogLoss().initial
-    found = initial(jnp.asarray(SOFT, jnp.float32), jnp.asarray(WEIGHT, jnp.float32), K)
+    result = initial(jnp.asarray(SOFT, jnp.float32), jnp.asarray(WEIGHT, jnp.float32), K)
     expected = initial(jnp.asarray(label), jnp.asarray(weight * chance, jnp.float32), K)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def own_loss(outputs, y):
@@ -153,8 +156,8 @@ def test_a_fit_to_probabilities():
 def test_the_baselines_are_fitted_to_probabilities():
     x, soft = X, np.stack([(p := 1 / (1 + np.exp(-X[:, 0]))), 1 - p], 1)
     fit = jtrees.fit(TREE, x, soft, key=KEY, task="classification", validation=(x, soft))
-    both = np.concatenate([x, x]), np.repeat([0, 1], N)
-    linear = LogisticRegression().fit(*both, sample_weight=soft.T.ravel())
+    pair = np.concatenate([x, x]), np.repeat([0, 1], N)
+    linear = LogisticRegression().fit(*pair, sample_weight=soft.T.ravel())
     expected = -(soft * linear.predict_log_proba(x)).sum(1).mean()
     assert fit.report.baselines["linear"] == pytest.approx(expected, rel=1e-2)
     constant = soft.mean(0)
@@ -164,16 +167,8 @@ def test_the_baselines_are_fitted_to_probabilities():
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (
-            np.insert(SOFT, 4, [0.5, 0.5, 0.2], axis=0)[:N],
-            "classification",
-            "got the sum 1.2 in row 4",
-        ),
-        (
-            np.insert(SOFT, 5, [1.1, -0.1, 0], axis=0)[:N],
-            "classification",
-            "at least 0, got -0.1 at (5, 1)",
-        ),
+        (np.insert(SOFT, 4, [0.5, 0.5, 0.2], axis=0)[:N], "classification", "got the sum 1.2 in row 4"),
+        (np.insert(SOFT, 5, [1.1, -0.1, 0], axis=0)[:N], "classification", "at least 0, got -0.1 at (5, 1)"),
         (SOFT, Classification(4), "y must hold probabilities of 4 classes, (n, 4), got shape (60, 3)"),
         (SOFT[:, :1], "classification", "got shape (60, 1): use y[:, 0] for labels"),
     ],

@@ -43,13 +43,13 @@ def test_the_least_terms_on_the_rows_of_a_split_are_replaced_by_their_means():
     rows = {0: np.flatnonzero(weight)}
     for j in range(3):
         score, part = (x @ np.float64(t.weights[j]) + np.float64(t.bias[j]) for t in (dense, thin))
-        here, share = x[rows[j]], weight[rows[j]]
-        added = here * np.float64(dense.weights[j])
-        least = np.cov(added.T, aweights=share, ddof=0).diagonal().argmin()
-        score = score[rows[j]] - added[:, least] + np.average(added[:, least], weights=share)
+        features, share = x[rows[j]], weight[rows[j]]
+        added = features * np.float64(dense.weights[j])
+        weakest = np.cov(added.T, aweights=share, ddof=0).diagonal().argmin()
+        score = score[rows[j]] - added[:, weakest] + np.average(added[:, weakest], weights=share)
         ratio = part[rows[j]] / score
         np.testing.assert_allclose(ratio, ratio[0], rtol=1e-3)
-        assert ratio[0] > 0 and np.flatnonzero(thin.weights[j] == 0).tolist() == [least]
+        assert ratio[0] > 0 and np.flatnonzero(thin.weights[j] == 0).tolist() == [weakest]
         rows |= {2 * j + 1: rows[j][score <= 0], 2 * j + 2: rows[j][score > 0]}
 
 
@@ -70,6 +70,7 @@ def test_what_matters_is_kept(leaves):
     assert fit.report.search.base.cart_loss == dense.report.search.cart_loss
 
 
+@pytest.mark.slow
 def test_sharpness_grows_from_its_lowest_to_its_highest_value_within_the_epochs(monkeypatch):
     schedules, get = [], sparse.get
 
@@ -85,7 +86,7 @@ def test_sharpness_grows_from_its_lowest_to_its_highest_value_within_the_epochs(
         assert (schedule(0), schedule(7)) == pytest.approx(sparse._SHARPNESS)
 
 
-@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
+@pytest.mark.parametrize("groups", sweeps.quick([[[0, 1], [2, 3]], [[0, 2], [1, 3]]], [[[0, 1], [2, 3]]]))
 def test_a_split_has_the_columns_of_one_group(groups):
     x, y = plane(p=6)
     recipe = jtrees.Sparse(jtrees.GET(depth=2, starts=2, epochs=60), interactions=groups, epochs=60)
@@ -105,6 +106,7 @@ def test_groups_by_names_that_are_numbers():
     np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
 
 
+@pytest.mark.slow
 def test_without_interactions_splits_are_axis_aligned_and_trained():
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (400, 4))
@@ -115,6 +117,7 @@ def test_without_interactions_splits_are_axis_aligned_and_trained():
     assert fit.loss < 0.2
 
 
+@pytest.mark.slow
 def test_groups_by_name_of_a_raw_table():
     x, y = plane(p=4)
     frame = pd.DataFrame(x, columns=["lat", "lon", "income", "age"])

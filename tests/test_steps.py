@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees.routing import hard_step, smooth_step
+from jtrees.routing import leaf_index, smooth_step
 from tests import oracles
 
 # Programs that tests share, of scores and widths of one shape: most of the time here is compilation.
@@ -21,14 +21,14 @@ def pairs(t, width, dtype):
 
 def derivatives(t, width):
     """By score and by width; the step depends on the ratio of the two alone."""
-    by_t = np.where(np.abs(t) < width / 2, (1.5 - 6 * (t / width) ** 2) / width, 0)
-    return by_t, -t / width * by_t
+    slope_t = np.where(np.abs(t) < width / 2, (1.5 - 6 * (t / width) ** 2) / width, 0)
+    return slope_t, -t / width * slope_t
 
 
 def second_derivatives(t, width):
     """By score twice, by both, by width twice."""
-    by_both = -1.5 / width**2 + 18 * t**2 / width**4
-    second = np.array([-12 * t / width**3, by_both, 3 * t / width**3 - 24 * t**3 / width**5])
+    slope_both = -1.5 / width**2 + 18 * t**2 / width**4
+    second = np.array([-12 * t / width**3, slope_both, 3 * t / width**3 - 24 * t**3 / width**5])
     return np.where(np.abs(t) < width / 2, second, 0)
 
 
@@ -43,9 +43,9 @@ def test_values_and_derivatives_in_float64(x64):
     for slopes in (SLOPES(t, width), forward):
         np.testing.assert_allclose(slopes, first, rtol=1e-6, atol=1e-14)  # the closed form loses digits near the ends
     value, h = (lambda t, width: np.asarray(VALUE(t, width))), 1e-6
-    by_t = (value(t + h, width) - value(t - h, width)) / (2 * h)
-    by_width = (value(t, width + h) - value(t, width - h)) / (2 * h)
-    np.testing.assert_allclose([by_t, by_width], first, atol=1e-4)  # the second derivative of the cubic jumps
+    slope_t = (value(t + h, width) - value(t - h, width)) / (2 * h)
+    slope_width = (value(t, width + h) - value(t, width - h)) / (2 * h)
+    np.testing.assert_allclose([slope_t, slope_width], first, atol=1e-4)  # the second derivative of the cubic jumps
     reverse = jax.jacrev(jax.grad(smooth_step, (0, 1)), (0, 1))
     for twice in (jax.hessian(smooth_step, (0, 1)), reverse):
         (tt, tw), (wt, ww) = jax.jit(jax.vmap(twice))(t, width)
@@ -59,17 +59,17 @@ def test_widths_broadcast_and_get_gradients_of_their_own_shape(x64):
     axes = {(): (0, 1), (1,): (0, 1), (4,): 0, (3, 1): 1, (3, 4): ()}  # of the scores, those that share a width
     widths = [rng.uniform(1, 4, shape) for shape in axes]
 
-    def both(t, width):
+    def pair(t, width):
         value, pull = jax.vjp(smooth_step, t, width)
         return value, *pull(jnp.ones_like(value))
 
-    found = jax.jit(lambda t, widths: [both(t, width) for width in widths])(t, widths)
-    for (shape, shared), width, (value, by_t, by_width) in zip(axes.items(), widths, found, strict=True):
+    result = jax.jit(lambda t, widths: [pair(t, width) for width in widths])(t, widths)
+    for (shape, shared), width, (value, slope_t, slope_width) in zip(axes.items(), widths, result, strict=True):
         np.testing.assert_allclose(value, oracles.smooth_step(t, width), rtol=1e-12, atol=1e-15)
         first = derivatives(t, width)
-        np.testing.assert_allclose(by_t, first[0], rtol=1e-10, atol=1e-12)
-        assert by_width.shape == shape
-        np.testing.assert_allclose(by_width, first[1].sum(shared).reshape(shape), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(slope_t, first[0], rtol=1e-10, atol=1e-12)
+        assert slope_width.shape == shape
+        np.testing.assert_allclose(slope_width, first[1].sum(shared).reshape(shape), rtol=1e-10, atol=1e-12)
 
 
 def decades(info):
@@ -84,15 +84,15 @@ def test_values_and_derivatives_over_the_whole_range_of_float32():
     tiny, largest = float(info.tiny), float(info.max)
     sizes = np.concatenate([3 * 10.0 ** np.arange(-37, 38), 1.7 * 10.0 ** np.arange(-37, 38)])
     t, width = pairs(np.concatenate([-sizes, [0], sizes]), sizes[sizes >= 4 * tiny], np.float32)
-    value, (by_t, by_width) = VALUE(t, width), SLOPES(t, width)
+    value, (slope_t, slope_width) = VALUE(t, width), SLOPES(t, width)
     t, width = t.astype(np.float64), width.astype(np.float64)
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(value, oracles.smooth_step(t, width), rtol=0, atol=1e-6)
         first = derivatives(t, width)[0]
     # A derivative that is a subnormal number may be taken for zero, and so may what it is a product of.
     first = np.minimum(first, largest)
-    np.testing.assert_allclose(by_t, first, rtol=1e-5, atol=1e-37)
-    np.testing.assert_allclose(by_width, -t / width * first, rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(slope_t, first, rtol=1e-5, atol=1e-37)
+    np.testing.assert_allclose(slope_width, -t / width * first, rtol=1e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -123,9 +123,9 @@ def test_subnormal_scores_and_widths_are_answered_as_they_are_or_as_zero(x64, dt
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_zero_goes_left(zero):
-    t = jnp.asarray([zero, 1e-30, -1e-30], jnp.float32)
-    assert hard_step(t).tolist() == [False, True, False]
-    assert smooth_step(t, 1e-3)[0] == 0.5
+    t = jnp.asarray([[zero, 1e-30, -1e-30]], jnp.float32)
+    assert leaf_index(t).tolist() == [0, 1, 0]
+    assert smooth_step(t, 1e-3)[0, 0] == 0.5
 
 
 def test_smooth_step_at_its_ends():

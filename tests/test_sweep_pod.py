@@ -1,29 +1,16 @@
 """A sweep over processes: examples/sweep_pod.py resumes after the death of a process, and on hosts with shares."""
 
 import os
-from pathlib import Path
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import jtrees
-from tests import ROOT, wait_until
-from tests.large_runs import ended, free_address
+from tests import wait_until
+from tests.large_runs import output_of, pair, started
 
 SIZE = ("--samples", 3, "--seeds", 2, "--epochs", 1)
-
-
-def started(out, *more, address=None, process=0):
-    """The example in its own process; with an address, it is a process of two."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    if address is not None:
-        environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
-    command = [sys.executable, str(ROOT / "examples" / "sweep_pod.py"), "--out", out, *SIZE, *more]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(list(map(str, command)), **pipes, env=environment)
 
 
 def finished(out):
@@ -32,8 +19,7 @@ def finished(out):
 
 @pytest.mark.wide
 def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp_path):
-    out, address = tmp_path / "sweep", free_address()
-    first, second = (started(out, address=address, process=i) for i in range(2))
+    first, second = pair("sweep_pod", out := tmp_path / "sweep", *SIZE)
     wait_until(lambda: len(finished(out)) >= 2 or first.poll() is not None)
     before = finished(out)
     second.kill()
@@ -41,8 +27,7 @@ def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp
     second.communicate()
     assert first.returncode == os.EX_TEMPFAIL, messages
     assert messages.splitlines()[-1] == "another process has ended: the same command resumes the run"
-    address = free_address()
-    texts = [ended(process) for process in [started(out, address=address, process=i) for i in range(2)]]
+    texts = [output_of(process) for process in pair("sweep_pod", out, *SIZE)]
     assert "best of 6 runs: {" in texts[0] and "best" not in texts[1]
     assert before.items() <= finished(out).items()
     frame = pd.read_csv(out / "runs.csv")
@@ -52,11 +37,7 @@ def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp
 @pytest.mark.wide
 def test_hosts_with_shares_make_all_runs(tmp_path):
     for host in range(2):
-        ended(started(tmp_path, "--share", host, 2))
+        output_of(started("sweep_pod", tmp_path, *SIZE, "--share", host, 2))
     runs = finished(tmp_path)
-    assert "best of 6 runs: {" in ended(started(tmp_path))
+    assert "best of 6 runs: {" in output_of(started("sweep_pod", tmp_path, *SIZE))
     assert finished(tmp_path) == runs
-
-
-def test_it_is_short_enough_to_be_copied():
-    assert len((Path(ROOT) / "examples" / "sweep_pod.py").read_text().splitlines()) <= 100

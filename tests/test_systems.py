@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 import jtrees
 from jtrees import Batch, Classification
 from jtrees.methods import dtsemnet, grande, node, soft_decision_tree
+from tests import sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -25,6 +26,16 @@ KEY = jax.random.key(0)
 
 def batch(y):
     return Batch(jnp.asarray(X), jnp.asarray(y), jnp.asarray(WEIGHT / WEIGHT.mean()))
+
+
+def initial(method, rows):
+    """The parameters at the start, by one program."""
+    return jax.jit(lambda rows: method.init(rows, key=KEY))(rows)
+
+
+@jax.jit
+def outputs_of(params, x):
+    return params.outputs(x)
 
 
 def numpy(params):
@@ -48,8 +59,8 @@ def assert_slopes(loss, plain, params, size=1e-5):
         draw = np.random.default_rng(seed)
         change = jax.tree.unflatten(structure, [draw.normal(size=np.shape(a)) for a in leaves])
         changes = (jax.tree.map(lambda d, step=step: step * d, change) for step in (size, -size))
-        ahead, behind = (numpy(jax.tree.map(jnp.add, params, move)) for move in changes)
-        slope = (plain(ahead) - plain(behind)) / (2 * size)
+        forward, behind = (numpy(jax.tree.map(jnp.add, params, move)) for move in changes)
+        slope = (plain(forward) - plain(behind)) / (2 * size)
         products = jax.tree.map(lambda g, d: float((g * d).sum()), gradient, change)
         assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
@@ -58,34 +69,34 @@ def plain_node(layers, x):
     """Equations 1 to 5 of the paper, sample by sample and tree by tree; a layer sees all outputs before it."""
     means = []
     for row in x:
-        seen, outputs = row, []
+        inputs, outputs = row, []
         for layer in layers:
             answers = []
             for logits, thresholds, scales, responses in zip(
                 layer.logits, layer.threshold, np.exp(layer.log_scale), layer.responses, strict=True
             ):
-                scores = (np.array([entmax(level) @ seen for level in logits]) - thresholds) / scales
+                scores = (np.array([entmax(level) @ inputs for level in logits]) - thresholds) / scales
                 right = np.array([entmax(np.array([score, 0]))[0] for score in scores])
                 sides = np.array(list(itertools.product((0, 1), repeat=len(right))))
                 answers.append(np.where(sides, right, 1 - right).prod(1) @ responses)
             outputs += answers
-            seen = np.concatenate([seen, np.ravel(answers)])
+            inputs = np.concatenate([inputs, np.ravel(answers)])
         means.append(np.mean(outputs, axis=0))
     return np.array(means)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", sweeps.quick([1, 3], [1]))
 def test_node_is_the_papers(layers, x64):
     method = node(3, 2, layers)
-    params = method.init(batch(Y), key=KEY)
-    np.testing.assert_allclose(params.outputs(jnp.asarray(X)), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
+    params = initial(method, batch(Y))
+    np.testing.assert_allclose(outputs_of(params, X), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
     plain = lambda params: mean_loss((plain_node(params.params, X) - Y) ** 2)
     assert_slopes(lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0], plain, params)
 
 
 def test_node_starts_inside_all_steps():
     x = jax.random.normal(KEY, (200, 5))
-    [layer] = node(2, 4).init(Batch(x, x[:, 0]), key=KEY).params
+    [layer] = initial(node(2, 4), Batch(x, x[:, 0])).params
     t = (layer.features(x) - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
     assert float(jnp.abs(t).max()) < 2
     assert ((jtrees.routing.entmax_step(t) > 0) & (jtrees.routing.entmax_step(t) < 1)).all()
@@ -95,14 +106,14 @@ def test_node_starts_inside_all_steps():
 def test_thresholds_start_at_rows_with_a_weight(make):
     x = jnp.where(jnp.arange(40)[:, None] < 10, 1e3, 0) + jax.random.normal(KEY, (40, 2))
     rows = Batch(x, x[:, 0], (jnp.arange(40) >= 10).astype(x.dtype))
-    params = make(3, 4).init(rows, key=KEY)
+    params = initial(make(3, 4), rows)
     thresholds = params.params[0].threshold if make is node else params.thresholds
     assert float(jnp.abs(thresholds).max()) < 10
 
 
 def test_node_starts_with_equal_rows():
     rows = Batch(jnp.ones((20, 2)), jnp.ones(20))
-    [layer] = node(2, 3).init(rows, key=KEY).params
+    [layer] = initial(node(2, 3), rows).params
     np.testing.assert_allclose(jnp.exp(layer.log_scale), 1)
 
 
@@ -119,14 +130,14 @@ def soft_grande(hard, params, x):
 
 def test_grande_is_the_papers(x64):
     method = grande(DEPTH, 3, selected=1.0)
-    params = method.init(batch(Y), key=KEY)
+    params = initial(method, batch(Y))
     plain = numpy(params)
     # Straight-through: the offsets from soft to hard are constants.
     soft = np.stack([[entmax(logits) for logits in tree] for tree in plain.logits])
     choices = np.eye(P)[plain.logits.argmax(-1)]
     z = np.einsum("tjp,np->tjn", choices, X) - (choices * plain.thresholds).sum(-1)[..., None]
     hard = choices - soft, (z > 0) - (z / (1 + np.abs(z)) + 1) / 2
-    np.testing.assert_allclose(params.outputs(jnp.asarray(X)), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(outputs_of(params, X), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
     assert_slopes(loss, lambda params: mean_loss((soft_grande(hard, params, X) - Y) ** 2), params)
 
@@ -134,23 +145,24 @@ def test_grande_is_the_papers(x64):
 def test_a_tree_of_grande_sees_some_features_only():
     x = jax.random.normal(KEY, (50, 10))
     method = grande(3, 6, selected=0.3)
-    params = method.init(Batch(x, x[:, 0]), key=KEY)
+    params = initial(method, Batch(x, x[:, 0]))
     loss = lambda params: method.loss(params, Batch(x, x[:, 0]), key=KEY, step=0)[0]
     gradient = jax.jit(jax.grad(loss))(params)
-    seen, moves = ((np.asarray(a) != 0).any(1) for a in (params.choices(), gradient.logits))
-    assert (seen.sum(1) <= 3).all() and moves.any() and (moves.sum(1) <= 3).all()
+    inputs, moves = ((np.asarray(a) != 0).any(1) for a in (params.choices(), gradient.logits))
+    assert (inputs.sum(1) <= 3).all() and moves.any() and (moves.sum(1) <= 3).all()
 
 
 def test_dropout_leaves_trees_out():
     x = jax.random.normal(KEY, (50, 2))
     rows = Batch(x, x[:, 0])
     method = grande(1, 8, dropout=0.5)
-    params = method.init(rows, key=KEY)
-    slope = jax.grad(lambda params, key: method.loss(params, rows, key=key, step=0)[0])
-    kept = [np.asarray(slope(params, jax.random.key(k)).values != 0).any(1) for k in (1, 2)]
-    assert (kept[0] != kept[1]).any() and all(0 < trees.sum() < 8 for trees in kept)
+    params = initial(method, rows)
+    slope = jax.jit(jax.grad(lambda params, key: method.loss(params, rows, key=key, step=0)[0]))
+    remaining = [np.asarray(slope(params, jax.random.key(k)).values != 0).any(1) for k in (1, 2)]
+    assert (remaining[0] != remaining[1]).any() and all(0 < trees.sum() < 8 for trees in remaining)
 
 
+@pytest.mark.slow
 def test_the_forest_of_grande_has_its_splits():
     x, y = rng.normal(size=(300, 4)), rng.normal(size=300)
     recipe = jtrees.GRANDE(depth=2, trees=3, epochs=4, batch_size=100)
@@ -172,10 +184,11 @@ def network(params, x):
     return np.stack([positive @ (sides >= 0) + negative @ (sides <= 0) for sides in SIDES], axis=1)
 
 
-@pytest.mark.parametrize(("pooling", "classes"), [("max", 3), ("sum", 3), ("max", 4)])
+@pytest.mark.parametrize("classes", sweeps.quick([3, 4], [3]))
+@pytest.mark.parametrize("pooling", sweeps.quick(["max", "sum"], ["max"]))
 def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
     method = dtsemnet(DEPTH, task=Classification(classes), pooling=pooling)
-    params = method.init(batch(CLASSES), key=KEY)
+    params = initial(method, batch(CLASSES))
 
     def plain(params):
         leaves, pool = network(params, X), np.max if pooling == "max" else logsumexp
@@ -184,15 +197,15 @@ def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
         return mean_loss(logsumexp(logits, 1) - logits[np.arange(N), CLASSES])
 
     loss = lambda params: method.loss(params, batch(CLASSES), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    assert float(jax.jit(loss)(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 
-@pytest.mark.parametrize("leaves", ["constant", "linear"])
+@pytest.mark.parametrize("leaves", sweeps.quick(["constant", "linear"], ["linear"]))
 def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
-    """The reached leaf, straight through a softmax over the two leaves with the largest outputs."""
+    """The reached leaf, straight through a softmax over the two leaves with the top outputs."""
     method = dtsemnet(DEPTH, leaves=leaves)
-    params = method.init(batch(Y), key=KEY)
+    params = initial(method, batch(Y))
     if leaves == "linear":
         slopes = jnp.asarray(np.random.default_rng(5).normal(size=params.leaves.coefficients.shape))
         params = params.replace(leaves=params.leaves.replace(coefficients=slopes))
@@ -201,8 +214,8 @@ def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
         return leaves.values[None] if hasattr(leaves, "values") else X @ leaves.coefficients.T + leaves.intercept
 
     outputs = network(numpy(params), X)
-    two = outputs >= np.sort(outputs, axis=1)[:, [-2]]
-    share = lambda params: two * np.exp(network(params, X)) / (two * np.exp(network(params, X))).sum(1, keepdims=True)
+    top = outputs >= np.sort(outputs, axis=1)[:, [-2]]
+    share = lambda params: top * np.exp(network(params, X)) / (top * np.exp(network(params, X))).sum(1, keepdims=True)
     reached = np.eye(4)[outputs.argmax(1)]
     constant = answers(numpy(params).leaves)
 
@@ -212,20 +225,21 @@ def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
 
     start = numpy(params)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(mean_loss(((reached * constant).sum(1) - Y) ** 2), abs=1e-10)
+    assert float(jax.jit(loss)(params)) == pytest.approx(mean_loss(((reached * constant).sum(1) - Y) ** 2), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 
 def test_dtsemnet_hardens_to_fitted_leaves():
     rows = Batch(*(jnp.asarray(a, jnp.float32) for a in (X, Y)))
-    params = dtsemnet(1).init(rows, key=KEY)
+    params = initial(dtsemnet(1), rows)
     bound = float(jnp.abs(params.weights).max())
     assert 0.5 * P**-0.5 < bound <= P**-0.5
-    tree = dtsemnet(1).harden(params, rows)
+    tree = jax.jit(dtsemnet(1).harden)(params, rows)
     leaf = np.asarray(tree.leaf_index(X))
     np.testing.assert_allclose(tree.leaves.values, [Y[leaf == k].mean() for k in range(2)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_recipe_of_dtsemnet():
     x = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 2 + 3 * x[:, 1], -1 - x[:, 1])
@@ -258,7 +272,7 @@ def test_bad_options_of_dtsemnet():
 def test_the_soft_decision_tree_is_the_papers(x64):
     """The expected loss over the leaves, and the penalty of each split: half for each level further down."""
     method = soft_decision_tree(DEPTH, balance=0.3)
-    params = method.init(batch(Y), key=KEY)
+    params = initial(method, batch(Y))
     params = params.replace(log_sharpness=jnp.asarray([0.3, -0.2, 0.5]))
 
     def plain(params):
@@ -273,7 +287,7 @@ def test_the_soft_decision_tree_is_the_papers(x64):
         return mean_loss(expected) + 0.3 * (penalty * [1, 0.5, 0.5]).sum()
 
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    assert float(jax.jit(loss)(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 

@@ -49,11 +49,11 @@ def test_whole_numbers_keep_all_of_their_digits():
 
 def test_rows_of_weight_zero_are_left_out_and_only_ratios_matter():
     weight = np.arange(N) % 3 * 100.0
-    checked, whole = table(weight=weight), table(weight=weight.astype(int))
+    checked, rounded = table(weight=weight), table(weight=weight.astype(int))
     assert np.array_equal(checked.x, X[weight > 0]) and np.array_equal(checked.y, Y[weight > 0])
     assert set(checked.weight / checked.weight.max()) == {0.5, 1.0}
     assert checked.weight.mean() == pytest.approx(1)
-    assert np.array_equal(whole.weight, checked.weight)
+    assert np.array_equal(rounded.weight, checked.weight)
     for factor in (1e-60, 1e-3, 1e60):
         np.testing.assert_allclose(table(weight=factor * weight).weight, checked.weight, rtol=1e-15)
     part = checked.rows(slice(0, 5))

@@ -34,11 +34,11 @@ def test_paths_to_the_leaves_are_those_of_the_oracle():
 
     @jax.jit
     def turns():
-        found = jnp.zeros((1, 0), jnp.int32)
+        result = jnp.zeros((1, 0), jnp.int32)
         for _ in range(depth):
-            left, right = (jnp.pad(found, ((0, 0), (0, 1)), constant_values=way) for way in (0, 1))
-            found = topology.interleave(left, right)
-        return found, topology.ancestors(jnp.arange(2**depth), depth)
+            left, right = (jnp.pad(result, ((0, 0), (0, 1)), constant_values=way) for way in (0, 1))
+            result = topology.interleave(left, right)
+        return result, topology.ancestors(jnp.arange(2**depth), depth)
 
     for leaf, (ways, nodes) in enumerate(zip(turns()[0], turns()[1].T, strict=True)):
         assert list(zip(nodes.tolist(), ways.astype(bool).tolist(), strict=True)) == path_to(leaf, depth)

@@ -6,8 +6,6 @@ from pathlib import Path
 import re
 import shutil
 import signal
-import subprocess
-import time
 
 from etils import epath
 import jax
@@ -21,7 +19,7 @@ from examples.train_large import Job, Shards
 from experiments import scaling
 import jtrees
 from tests import ROOT, sweeps
-from tests.large_runs import SMALL, STEPS, ended, pair, round_of, same_run, script, shards, table, within, write
+from tests.large_runs import SMALL, STEPS, output_of, pair, round_of, run_here, same_run, shards, started, table, write
 
 TARGET = {"npy": None, "parquet": "price"}
 both_kinds = pytest.mark.parametrize("kind", ["npy", "parquet"])
@@ -45,17 +43,8 @@ def test_blocks_have_the_rows_of_the_shards_in_order(tmp_path, kind):
     assert len(blocks.blocks) == 40 and blocks.unused == 519 and blocks.names == ["x0", "x1", "x2", "x3"]
     for i in (39, 0, 20, 19):
         rows = table(10_010, i // 20)[i % 20 * 500 :][:500]
-        for found, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
-            np.testing.assert_array_equal(found, expected)
-
-
-@both_kinds
-def test_integers_beyond_float32_are_read_exactly(tmp_path, kind):
-    """Times in nanoseconds; a float64 holds them to 256 ns."""
-    times = 17 * 10**17 + np.arange(100) * 10**9
-    write(tmp_path / f"0.{kind}", np.column_stack([times, times]))
-    for numbers in read(tmp_path, kind, 50)[1]:
-        np.testing.assert_array_equal(numbers.ravel().astype(float), times[50:].astype(float))
+        for result, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
+            np.testing.assert_array_equal(result, expected)
 
 
 @both_kinds
@@ -127,35 +116,35 @@ def job(monkeypatch):
     monkeypatch.setattr(train_large, "train", lambda options, requests: parsed.append(options))
     monkeypatch.setattr(Shards, "__getitem__", lambda self, i: (numbers.append(i), inner(self, i))[1])
 
-    def made(*arguments):
-        within("run", *SMALL, *arguments)
+    def created(*arguments):
+        run_here("run", *SMALL, *arguments)
         return Job(parsed[-1]), numbers
 
-    return made
+    return created
 
 
 def test_rows_are_centred_in_double_precision(tmp_path, job):
     """The rows of the method, against the formula in float64."""
     rows = np.add(table(2000), [1.7e9, -3e9, 0, 0, 1e9])
     write(tmp_path / "0.npy", rows)
-    made, numbers = job("--data", tmp_path, "--block", 100, "--blocks", 1)
-    found = jax.jit(made.batch)(*made.stream[0])
-    x, y = made.table[numbers[-1]]
-    np.testing.assert_allclose(made.scaling.x_center, rows[:, :-1].mean(0), rtol=0, atol=0.1)
-    np.testing.assert_allclose(found.x, (x - made.scaling.x_center) / made.scaling.x_unit, atol=2e-5)
-    np.testing.assert_allclose(found.y, (y - made.scaling.y_low) / made.scaling.y_unit, atol=1e-6)
+    created, numbers = job("--data", tmp_path, "--block", 100, "--blocks", 1)
+    result = jax.jit(created.batch)(*created.stream[0])
+    x, y = created.table[numbers[-1]]
+    np.testing.assert_allclose(created.scaling.x_center, rows[:, :-1].mean(0), rtol=0, atol=0.1)
+    np.testing.assert_allclose(result.x, (x - created.scaling.x_center) / created.scaling.x_unit, atol=2e-5)
+    np.testing.assert_allclose(result.y, (y - created.scaling.y_low) / created.scaling.y_unit, atol=1e-6)
 
 
 def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(tmp_path, job):
-    made, numbers = job(*shards(tmp_path / "data"))
+    created, numbers = job(*shards(tmp_path / "data"))
     held_out = numbers[36:]
     assert [i // 10 for i in held_out] == [0, 1, 2, 3]  # a block of each quarter of the table
     numbers.clear()
-    assert len([made.stream[k] for k in range(made.rounds)]) == 36 and made.steps == 20
+    assert len([created.stream[k] for k in range(created.rounds)]) == 36 and created.steps == 20
     assert sorted(numbers[:36]) == sorted(numbers[36:]) == sorted({*range(40)} - {*held_out})
     assert numbers[:36] != numbers[36:]
-    drawn = {tuple(job("--data", tmp_path / "data", "--seed", seed)[1][-4:]) for seed in range(5)}
-    assert len(drawn) == 5
+    orders = {tuple(job("--data", tmp_path / "data", "--seed", seed)[1][-4:]) for seed in range(5)}
+    assert len(orders) == 5
 
 
 def trained(job, rounds=2):
@@ -174,12 +163,12 @@ def test_each_method_learns_numbers_and_classes(tmp_path, job, method, task):
     rows = table(20_000)
     rows[:, -1] = rows[:, -1] > 0 if task == "classification" else 7 + 5 * rows[:, -1]
     write(tmp_path / "0.npy", rows)
-    made, _ = job("--data", tmp_path, "--method", method, "--task", task)
-    model, loss = trained(made, 18)
+    created, _ = job("--data", tmp_path, "--method", method, "--task", task)
+    model, loss = trained(created, 18)
     constant = np.log(2) if task == "classification" else rows[:, -1].var()
     assert loss < 0.8 * constant
     if task == "regression":
-        x, y = made.validation.x, made.validation.y
+        x, y = created.validation.x, created.validation.y
         np.testing.assert_allclose(loss, np.square(np.asarray(model.predict(x)) - y).mean(), rtol=1e-5)
 
 
@@ -199,7 +188,7 @@ def test_a_preconditioned_run_is_a_run_on_preconditioned_features(tmp_path, job)
     other, _ = job("--data", tmp_path / "mapped")
     # The mapped features as they are, because they would be standardised once more.
     other.scaling = other.scaling.replace(x_center=np.zeros(4), x_unit=np.ones(4), x_most=np.inf)
-    answers = [trained(made)[0].predict(x) for made, x in ((mixed, rows[:, :-1]), (other, mapped))]
+    answers = [trained(created)[0].predict(x) for created, x in ((mixed, rows[:, :-1]), (other, mapped))]
     np.testing.assert_allclose(*answers, rtol=1e-3, atol=1e-3)
 
 
@@ -218,7 +207,7 @@ def test_a_preconditioned_run_is_a_run_on_preconditioned_features(tmp_path, job)
     ],
 )
 def test_arguments_that_are_refused(tmp_path, more, status, message):
-    assert message in within(tmp_path / "run", *shards(tmp_path / "data"), *SMALL, *more, status=status)
+    assert message in run_here(tmp_path / "run", *shards(tmp_path / "data"), *SMALL, *more, status=status)
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
@@ -234,7 +223,7 @@ def data(tmp_path_factory):
 def uninterrupted(tmp_path_factory, data):
     """The folder of a run in its own process, from its beginning to its end."""
     out = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    assert ended(script(out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
+    assert output_of(started("train_large", out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
     return out
 
 
@@ -248,10 +237,10 @@ def test_a_run(uninterrupted, data, tmp_path):
     assert header["feature_names"] == ["x0", "x1", "x2", "x3"]
     # The same command again changes nothing; another is refused.
     shutil.copytree(uninterrupted, out := tmp_path / "run")
-    assert "not used: 20 rows at the ends of shards; constant features: none" in within(out, *data)
+    assert "not used: 20 rows at the ends of shards; constant features: none" in run_here(out, *data)
     assert (out / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
     same_run(out, uninterrupted)
-    assert "holds a run of other options, " in within(out, *data, "--batch", 100, status=1)
+    assert "holds a run of other options, " in run_here(out, *data, "--batch", 100, status=1)
 
 
 @pytest.mark.slow
@@ -263,40 +252,19 @@ def test_a_run_stops_and_resumes_to_the_same_bits(uninterrupted, data, tmp_path,
         os.kill(os.getpid(), getattr(signal, by))
         return inner(*args)
 
-    within(out, *data, "--max-steps", 205)
+    run_here(out, *data, "--max-steps", 205)
     assert round_of(out) == 11 and jtrees.load(out / "model.jtrees").depth == 3
     (out / "model.jtrees").unlink()
     if by == "--max-seconds":
         more = ["--max-seconds", 0.01]
     with monkeypatch.context() as patched:
         patched.setattr(Job, "evaluated", inner if more else stop)
-        assert "resumes from step 220" in within(out, *data, *more, status=os.EX_TEMPFAIL)
+        assert "resumes from step 220" in run_here(out, *data, *more, status=os.EX_TEMPFAIL)
     assert 11 < round_of(out) < 36 and not (out / "model.jtrees").exists()
-    within(out, *data)
+    run_here(out, *data)
     same_run(out, uninterrupted)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == STEPS and lines == sorted(lines, key=lambda line: line["step"])
-
-
-@pytest.mark.wide
-def test_a_run_that_is_killed_four_times_ends_with_the_same_bits(uninterrupted, data, tmp_path):
-    """It is killed at random moments, some of them while it writes a checkpoint."""
-    out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
-    often = [*data, "--save-every", "20"]
-    while kills < 4:
-        before = set(out.glob("checkpoints/*"))
-        process = script(out, *often)
-        while kills % 2 and set(out.glob("checkpoints/*")) <= before and process.poll() is None:
-            time.sleep(0.01)  # until it trains and saves
-        time.sleep(rng.uniform(0, 0.2 if kills % 2 else 3))
-        if process.poll() is not None:
-            shutil.rmtree(out)  # it has reached its end, so it begins again
-        else:
-            kills += 1
-        process.kill()
-        process.communicate()
-    ended(script(out, *often))
-    same_run(out, uninterrupted)
 
 
 @pytest.mark.slow
@@ -306,59 +274,17 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_resumes(uninterrupted, dat
     for file in newest.rglob("*"):
         if file.is_file():
             os.truncate(file, file.stat().st_size // 2)
-    assert f"train_large: {newest} cannot be read; delete it to go back: " in within(out, *data, status=1)
+    assert f"train_large: {newest} cannot be read; delete it to go back: " in run_here(out, *data, status=1)
     shutil.rmtree(newest)
-    assert "resumes from step 700" in within(out, *data)
+    assert "resumes from step 700" in run_here(out, *data)
     same_run(out, uninterrupted)
 
 
 @pytest.mark.slow
-def test_a_row_that_is_wrong_is_named_and_when_it_is_corrected_the_run_resumes(tmp_path, job, monkeypatch):
-    monkeypatch.setattr(train_large, "SAMPLE", 1000)
-    command = [*shards(tmp_path / "data"), *SMALL]
-    made, numbers = job(*command[:2])
-    numbers.clear()
-    made.stream[7]
-    monkeypatch.undo()
-    monkeypatch.setattr(train_large, "SAMPLE", 1000)
-    within(tmp_path / "original", *command)
-    k, row = numbers[1] // 20, numbers[1] % 20 * 500 + 7
-    write(file := tmp_path / "data" / f"{k}.npy", broken := table(10_010, k))
-    broken[row, 4] = np.nan
-    write(file, broken)
-    output = within(tmp_path / "run", *command, status=1)
-    assert f"train_large: {file}: row {row} (from 0) must be finite" in output and round_of(tmp_path / "run") == 5
-    write(file, table(10_010, k))
-    assert "resumes from step 100" in within(tmp_path / "run", *command)
-    same_run(tmp_path / "run", tmp_path / "original")
-
-
-@pytest.mark.slow
 def test_training_that_diverges_ends_with_an_error_and_without_a_model(tmp_path, data):
-    output = within(tmp_path / "run", *data, "--learning-rate", 1e38, status=1)
+    output = run_here(tmp_path / "run", *data, "--learning-rate", 1e38, status=1)
     assert "training became non-finite: try a smaller --learning-rate in another --out" in output
     assert not (tmp_path / "run" / "model.jtrees").exists()
-
-
-@pytest.mark.slow
-def test_a_full_disk(uninterrupted, data, tmp_path):
-    """The run prints the reason and ends; when there is room, the same command resumes."""
-    (small := tmp_path / "small").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no permission to mount a small tmpfs")
-    try:
-        out = small / "run"
-        within(out, *data, "--max-steps", 200)
-        room = os.statvfs(small)
-        (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
-        # This is in its own process, because Orbax leaves unfinished work to the end of a process.
-        assert "No space left on device" in ended(script(out, *data), status=1)
-        (small / "filler").unlink()
-        within(out, *data)
-        same_run(out, uninterrupted)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 # --- Several processes -----------------------------------------------------------------------------------------------
@@ -368,49 +294,23 @@ def test_a_full_disk(uninterrupted, data, tmp_path):
 def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(data, tmp_path):
     """SIGTERM to the second stops both at the same round. A process with another number of devices also resumes."""
     command = [*data, "--epochs", 40, "--save-every", 1000]
-    first, second = pair(out := tmp_path / "two", *command)
+    first, second = pair("train_large", out := tmp_path / "two", *command)
     assert any(line.startswith("of ") for line in first.stdout)  # until it trains
     second.send_signal(signal.SIGTERM)
-    texts = [ended(process, status=os.EX_TEMPFAIL) for process in (first, second)]
+    texts = [output_of(process, status=os.EX_TEMPFAIL) for process in (first, second)]
     assert all(line.startswith("[Gloo]") for line in texts[1].splitlines())
     steps = 20 * round_of(out)
     assert 1000 <= steps < 14_400 and not (out / "model.jtrees").exists()
     shutil.copytree(out, other := tmp_path / "other")
     end = ["--max-steps", steps + 100]
-    first, second = map(ended, pair(out, *command, *end))
+    first, second = map(output_of, pair("train_large", out, *command, *end))
     assert f"resumes from step {steps}" in first and "resumes" not in second
-    ended(script(tmp_path / "one", *command, *end, devices=2))
+    output_of(started("train_large", tmp_path / "one", *command, *end, devices=2))
     same_run(out, tmp_path / "one")
-    assert f"{steps + 100} steps" in ended(script(other, *command, *end, devices=1))
-
-
-@pytest.mark.wide
-def test_a_process_whose_partner_is_killed_or_fails_ends_and_the_run_resumes(data, tmp_path):
-    command = [*data, "--epochs", 1000, "--save-every", 1000]
-    first, second = pair(out := tmp_path / "killed", *command)
-    while first.poll() is None and not round_of(out):
-        time.sleep(0.05)
-    second.kill()
-    second.communicate()
-    _, errors = first.communicate(timeout=100)
-    assert first.returncode == os.EX_TEMPFAIL, errors
-    assert errors.splitlines()[-1] == "another process has ended: the same command resumes the run"
-    steps = 20 * round_of(out)
-    assert f"resumes from step {steps}" in ended(script(out, *command, "--max-steps", steps + 20, devices=2))
-    first, second = pair(tmp_path / "wrong", *command)
-    assert any(line.startswith("of ") for line in first.stdout)
-    for k in range(2):
-        write(Path(data[1]) / f"{k}.npy", np.full((10_010, 5), np.nan))
-    errors = [process.communicate(timeout=100)[1] for process in (first, second)]
-    assert {first.returncode, second.returncode} <= {1, os.EX_TEMPFAIL} and 1 in (first.returncode, second.returncode)
-    assert any("must be finite" in text for text in errors)
+    assert f"{steps + 100} steps" in output_of(started("train_large", other, *command, *end, devices=1))
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_short_enough_to_be_copied():
-    assert len(Path(train_large.__file__).read_text().splitlines()) <= 250
 
 
 def test_the_page_has_the_figures_of_the_tables(capsys):

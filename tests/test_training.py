@@ -140,8 +140,8 @@ def test_the_end_of_a_run_fixes_its_result(plane):
     optimizer = optax.sgd(0.5)
     once = training.step.one_step(PLANE, plane, optimizer)
     score = lambda params: jnp.square(params[0] - 0.3)
-    ended = lambda state: state.waited >= 2
-    step = jax.jit(training.step.with_early_stopping(once, score, lambda made: made % 3 == 0, ended))
+    is_over = lambda state: state.waited >= 2
+    step = jax.jit(training.step.with_early_stopping(once, score, lambda made: made % 3 == 0, is_over))
     state, losses, ends = training.start(PLANE, plane, key=KEY, optimizer=optimizer), [], []
     for _ in range(40):
         state, entry = step(state)
@@ -233,14 +233,14 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
 
     def advance_up_to(state, count):
         once = training.step.one_step(PLANE, plane, optimizer, **options)
-        return training.loop.advance_up_to(once, state, count, 2 * K + 2)
+        return training.loop.advance_up_to(once, state, count, length=2 * K + 2)
 
     initialised = lambda key: training.start(PLANE, plane, key=key, optimizer=optimizer)
     axes = jax.tree.map(lambda _: 0, jax.eval_shape(initialised, KEY)).replace(step=None)  # one step for all
     states = jax.jit(jax.vmap(initialised, out_axes=axes))(jax.random.split(KEY, 2)) if vmapped else initialised(KEY)
 
-    def wrap(fn, *others):
-        return jax.jit(jax.vmap(fn, (axes, *others), (axes, 0)) if vmapped else fn)
+    def wrap(fn, *rest):
+        return jax.jit(jax.vmap(fn, (axes, *rest), (axes, 0)) if vmapped else fn)
 
     by, up_to = {steps: wrap(partial(advance, steps=steps)) for steps in (K, 2 * K)}, wrap(advance_up_to, None)
     half, first = by[K](states)
@@ -393,8 +393,8 @@ def test_parameters_of_another_model_and_batches_of_other_rows_are_refused(plane
     optimizer = optax.sgd(0.1)
     tree = jax.eval_shape(partial(GET.init, key=KEY), plane)
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
-    others = [jtrees.methods.get(3, 5.0), jtrees.methods.get(DEPTH, 5.0, leaves="linear"), jtrees.methods.dgt(DEPTH)]
-    for method, batch in [*((method, plane) for method in others), (GET, Batch(jnp.ones((5, 4)), jnp.ones(5)))]:
+    rest = [jtrees.methods.get(3, 5.0), jtrees.methods.get(DEPTH, 5.0, leaves="linear"), jtrees.methods.dgt(DEPTH)]
+    for method, batch in [*((method, plane) for method in rest), (GET, Batch(jnp.ones((5, 4)), jnp.ones(5)))]:
         with pytest.raises(ValueError, match=r"params must be like those of the method, .*got ObliqueTree"):
             training.start(method, batch, key=KEY, optimizer=optimizer, params=params)
     # The order would point beyond fewer rows, and jax answers that with the last row.

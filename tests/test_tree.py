@@ -10,7 +10,7 @@ import pytest
 
 from jtrees import ObliqueTree, Origin, losses
 from jtrees.leaves import Linear, Values
-from jtrees.text import names_of, with_short_origin
+from jtrees.text import with_short_origin
 from tests import oracles, rules
 
 DEPTH, P = 3, 3
@@ -20,9 +20,9 @@ ROWS = 256  # a block: whatever fewer rows compile is compiled once
 def draw(seed=0, outputs=(), linear=False):
     """A tree of small whole numbers, whose scores are exact in float32 and sometimes zero."""
     rng = np.random.default_rng(seed)
-    whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)
-    leaves = Linear(whole(8, P), whole(8), -(whole(8) ** 2), whole(8) ** 2) if linear else Values(whole(8, *outputs))
-    return ObliqueTree(whole(7, P), whole(7), leaves)
+    ints = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)
+    leaves = Linear(ints(8, P), ints(8), -(ints(8) ** 2), ints(8) ** 2) if linear else Values(ints(8, *outputs))
+    return ObliqueTree(ints(7, P), ints(7), leaves)
 
 
 def samples(n=ROWS, seed=1):
@@ -232,7 +232,7 @@ def far_tree(kind, draw_numbers):
 
 def read(tree, x, digits):
     """Numbers of the leaves and answers of the rules of a tree, computed in float64."""
-    columns = dict(zip(names_of(tree, None), np.asarray(x, np.float64).T, strict=True))
+    columns = {f"x{j}": column for j, column in enumerate(np.asarray(x, np.float64).T)}
     return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
 
 
@@ -251,9 +251,9 @@ def test_rules_with_all_digits_are_the_tree(seed, kind):
 
 def test_repr(small_tree):
     assert repr(small_tree).startswith("ObliqueTree(depth=2, features=3, splits=2, leaves=3, ")
-    seen = []
-    jax.eval_shape(lambda tree: seen.append(repr(tree)), small_tree)
-    assert seen[0].startswith("ObliqueTree(weights=")
+    texts = []
+    jax.eval_shape(lambda tree: texts.append(repr(tree)), small_tree)
+    assert texts[0].startswith("ObliqueTree(weights=")
 
 
 def test_numpy_samples_meet_a_traced_tree(small_tree, far):

@@ -133,8 +133,8 @@ def test_ties_within_the_error_take_the_smaller_model(prescribed):
     losses = dict(zip((2, 3, 4, 1), row_losses, strict=True))
 
     def tuning(factor=1.0):
-        by_depth = lambda recipe, _: losses[recipe.depth] * (factor if recipe.depth == 4 else 1)
-        return prescribed(by_depth, rows=2500, samples=samples).report.tuning
+        prescribed_losses = lambda recipe, _: losses[recipe.depth] * (factor if recipe.depth == 4 else 1)
+        return prescribed(prescribed_losses, rows=2500, samples=samples).report.tuning
 
     assert tuning().options == {"steps": 1} and len(tuning().trials) == 4
     for trial in tuning().trials:
@@ -208,7 +208,7 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
 
 
 @pytest.mark.parametrize(
-    ("max_seconds", "values", "expected", "ended"),
+    ("max_seconds", "values", "expected", "reason"),
     [
         (1e6, {"depth": (1, 3, 4)}, [1, 3, 4], "finished"),
         (300, {"depth": (1, 3, 4)}, [1, 3], "max_seconds"),  # three quarters end in the third search
@@ -217,14 +217,14 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
         (3000, {"rate": range(1, 33)}, [*range(1, 17)], "max_seconds"),
     ],
 )
-def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, values, expected, ended):
+def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, values, expected, reason):
     """Each search takes 100 seconds."""
 
     def before(number):
         clock[0] += 100
 
     result = prescribed(lambda recipe, _: 9 + recipe.rate - recipe.depth, before, grid=values, max_seconds=max_seconds)
-    assert [*trials(result)] == [(value,) for value in expected] and result.report.ended == ended
+    assert [*trials(result)] == [(value,) for value in expected] and result.report.ended == reason
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,6 @@ def test_bad_features_are_refused(x, message):
     refuses(message, validation.check_x, x, features=2)
 
 
-def test_one_row_and_one_column_without_their_second_axis_are_told_apart():
-    for features, repair in ((None, "use x[:, None] for one column, x[None] for one row"), (1, "use x[:, None] for")):
-        refuses(repair, validation.check_x, np.ones(4), features=features)
-
-
 MASKED = np.ma.masked_array(np.ones((3, 2)), [[False, False], [False, True], [True, False]])
 
 
@@ -188,20 +183,6 @@ def test_masked_values_are_refused(name, check):
 )
 def test_bad_options_are_refused(check, args, message):
     refuses(message, getattr(validation, f"check_{check}"), *args)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "expected", "values"),
-    [
-        ({"above": 0}, "above 0", (lambda step: 1, "fast", 1j, [0.1, 0.0], np.inf, np.nan)),
-        ({"least": 0}, "of at least 0", (-1, [0, -0.1])),
-        ({"least": 0, "below": 1}, "of at least 0 and below 1", (1, -0.1)),
-        ({"above": 0.5, "most": 2}, "above 0.5 and at most 2", (0.5, 2.1)),
-    ],
-)
-def test_numbers_out_of_bounds_are_refused(bounds, expected, values):
-    for value in values:
-        refuses(f"rate must be a finite number {expected}, got", validation.check_number, "rate", value, **bounds)
 
 
 def test_good_options_pass():

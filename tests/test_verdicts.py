@@ -135,10 +135,10 @@ def test_losses_of_out_of_bag_rows(name):
     row_losses = np.array([[mean(Y[i : i + 1], tree[i : i + 1]) for i in range(len(Y))] for tree in trees])
     count = out.sum(0)
     rows = count > 0
-    few = mean(Y[rows], result.report.search.out_of_bag[rows])
+    partial_loss = mean(Y[rows], result.report.search.out_of_bag[rows])
     single = np.average(row_losses[:, rows], axis=0, weights=out[:, rows]).mean()
     inverse = np.mean(1 / count[rows])
-    expected = few - (single - few) / (1 - inverse) * (inverse - 1 / 4)
+    expected = partial_loss - (single - partial_loss) / (1 - inverse) * (inverse - 1 / 4)
     assert result.report.held_out_loss == result.report.baselines["model"] == pytest.approx(expected, rel=1e-4)
     assert result.report.verdict.endswith("on rows left out in training")
 
@@ -159,6 +159,7 @@ def test_losses_of_trials_are_near_the_losses_of_new_rows(recipe, name):
 
 
 @pytest.mark.usefixtures("first_leaves")
+@pytest.mark.slow
 def test_losses_of_left_out_rows_are_weighted():
     weight = np.random.default_rng(0).uniform(0.2, 3, 1200)
     x, y = table(1200)

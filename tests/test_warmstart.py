@@ -77,35 +77,35 @@ def test_a_deeper_tree_holds_the_value_on_both_sides_of_what_cart_did_not_split(
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, np.float64])
 def test_cart_regressor_is_scikit_learns(convert):
     x, y = table("plain")
-    whole = np.random.default_rng(0).integers(0, 4, N)
-    for weight in (None, whole):
+    integers = np.random.default_rng(0).integers(0, 4, N)
+    for weight in (None, integers):
         model = DecisionTreeRegressor(max_depth=3, random_state=3).fit(x, y, sample_weight=weight)
-        given = None if weight is None else convert(weight)
-        tree = warmstart.cart_regressor(convert(x), y, 3, seed=3, sample_weight=given)
+        weights = None if weight is None else convert(weight)
+        tree = warmstart.cart_regressor(convert(x), y, 3, seed=3, sample_weight=weights)
         assert np.array_equal(tree.predict(x), model.predict(x).astype(np.float32))
     # A weight counts as that many samples: leaves hold the weighted means of what reaches them.
     leaf = tree.leaf_index(x)
-    means = oracles.leaf_means(leaf, y, 8, 0, whole)
+    means = oracles.leaf_means(leaf, y, 8, 0, integers)
     reached = np.unique(leaf)
     np.testing.assert_allclose(tree.leaves.values[reached], means[reached], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("grown", [warmstart.cart_regressor, warmstart.cart_classifier])
-def test_leaves_have_the_least_weight(grown):
+@pytest.mark.parametrize("cart_tree", [warmstart.cart_regressor, warmstart.cart_classifier])
+def test_leaves_have_the_least_weight(cart_tree):
     """Whatever the units of the weights."""
     x, y = table("rounded")
-    y = y if grown is warmstart.cart_regressor else np.digitize(y, [-1, 0, 1])
+    y = y if cart_tree is warmstart.cart_regressor else np.digitize(y, [-1, 0, 1])
     weight = np.random.default_rng(0).integers(0, 4, N)
-    least = lambda tree, weight: np.bincount(tree.leaf_index(x), weight)[np.unique(tree.leaf_index(x))].min()
-    assert least(grown(x, y, 6), np.ones(N)) < 50 <= least(grown(x, y, 6, min_weight=50.0), np.ones(N)) < 70
-    some = grown(x, y, 6, sample_weight=weight, min_weight=50.0)
-    other = grown(x, y, 6, sample_weight=weight / 7, min_weight=50 / 7)
-    assert np.array_equal(other.leaf_index(x), some.leaf_index(x))
-    repeated = grown(*(np.repeat(a, weight, axis=0) for a in (x, y)), 6, min_weight=50.0)
-    assert np.array_equal(repeated.leaf_index(x), some.leaf_index(x))
+    minimum = lambda tree, weight: np.bincount(tree.leaf_index(x), weight)[np.unique(tree.leaf_index(x))].min()
+    assert minimum(cart_tree(x, y, 6), np.ones(N)) < 50 <= minimum(cart_tree(x, y, 6, min_weight=50.0), np.ones(N)) < 70
+    selected = cart_tree(x, y, 6, sample_weight=weight, min_weight=50.0)
+    other = cart_tree(x, y, 6, sample_weight=weight / 7, min_weight=50 / 7)
+    assert np.array_equal(other.leaf_index(x), selected.leaf_index(x))
+    repeated = cart_tree(*(np.repeat(a, weight, axis=0) for a in (x, y)), 6, min_weight=50.0)
+    assert np.array_equal(repeated.leaf_index(x), selected.leaf_index(x))
     distinct = np.arange(N, dtype=np.float32)[:, None]
-    for least, leaves in ((N / 2, 2), (N / 2 + 1, 1)):
-        assert len(np.unique(grown(distinct, y, 6, min_weight=least).leaf_index(distinct))) == leaves
+    for minimum, leaves in ((N / 2, 2), (N / 2 + 1, 1)):
+        assert len(np.unique(cart_tree(distinct, y, 6, min_weight=minimum).leaf_index(distinct))) == leaves
 
 
 @pytest.mark.parametrize(

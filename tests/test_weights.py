@@ -1,7 +1,5 @@
 """Weights of samples: only their ratios matter, they have mean 1 wherever they count samples, and none is lost."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +11,6 @@ from sklearn.metrics import r2_score
 import jtrees
 from jtrees import losses, segments
 from jtrees.estimators import TreeClassifier
-from jtrees.report import compared
-from jtrees.report.comparison import Comparison
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
 from tests import recipes, tables
 from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
@@ -50,11 +46,11 @@ def test_only_ratios_matter(scale):
 def test_rows_whose_weights_float32_cannot_hold_are_left_out(raw):
     x = np.where(RNG.random(X.shape) < 0.1, np.nan, X) if raw else X
     table = checked_table(x, Y, HALF_LIFE, "regression")
-    kept = np.finfo(np.float32).tiny <= HALF_LIFE
-    assert len(table.x) == kept.sum() == 127 and table.weight.mean() == pytest.approx(1)
-    assert np.array_equal(table.y, Y[kept]) and (table.weight.astype(np.float32) > 0).all()
+    remaining = np.finfo(np.float32).tiny <= HALF_LIFE
+    assert len(table.x) == remaining.sum() == 127 and table.weight.mean() == pytest.approx(1)
+    assert np.array_equal(table.y, Y[remaining]) and (table.weight.astype(np.float32) > 0).all()
     if raw:
-        alone = TableEncoder.fit(x[kept], Y[kept], sample_weight=HALF_LIFE[kept])
+        alone = TableEncoder.fit(x[remaining], Y[remaining], sample_weight=HALF_LIFE[remaining])
         assert table.encoder == alone[0]
         np.testing.assert_array_equal(table.x, alone[1])
 
@@ -74,9 +70,9 @@ def test_target_means_of_levels_do_not_count_rows_of_weight_zero():
     y, weight = (numbers > 9) + rng.normal(size=count), 1.0 * (rng.random(count) < 0.2)
     used = weight > 0
     fit = lambda rows: TableEncoder.fit(levels.iloc[rows], y[rows], sample_weight=weight[rows])[0]
-    with_others, alone = fit(np.arange(count)), fit(np.flatnonzero(used))
+    complete, alone = fit(np.arange(count)), fit(np.flatnonzero(used))
     means = lambda encoder: encoder.transform(levels)[used, 0]
-    np.testing.assert_allclose(means(with_others), means(alone), rtol=1e-9)
+    np.testing.assert_allclose(means(complete), means(alone), rtol=1e-9)
 
 
 def test_weights_have_mean_one_over_rows_of_positive_weight():
@@ -135,8 +131,8 @@ def test_part_of_a_table_has_weights_of_mean_one():
     dataset = checked_dataset(X, Y, RNG.lognormal(sigma=2, size=400), "regression")
     training, out = dataset.divided(0.5, KEY)
     assert training.table().weight.mean() == pytest.approx(1) == dataset.weight.mean()
-    whole = {tuple(x): weight for x, weight in zip(dataset.x, dataset.weight, strict=True)}
-    np.testing.assert_array_equal(out.weight, [whole[tuple(x)] for x in out.x])
+    weight_by_row = {tuple(x): weight for x, weight in zip(dataset.x, dataset.weight, strict=True)}
+    np.testing.assert_array_equal(out.weight, [weight_by_row[tuple(x)] for x in out.x])
 
 
 @pytest.mark.slow
@@ -147,34 +143,6 @@ def test_weights_are_like_repeated_rows(recipe, heavy):
     weight = np.where(np.arange(400) == 7, 200.0, 1.0) if heavy else np.random.default_rng(1).lognormal(0, 1, 400)
     rows = np.random.default_rng(0).choice(400, 400, p=weight / weight.sum())
     assert score(recipe, weight=weight) > score(recipe, X[rows], Y[rows]) - 0.15
-
-
-def test_margins_do_not_count_rows_of_weight_zero():
-    row_losses = {"model": RNG.normal(size=400), "constant": RNG.normal(size=400)}
-    margins = lambda rows, weight: Comparison.from_losses(
-        {name: losses[rows] for name, losses in row_losses.items()}, weight, "loss", "rows"
-    ).margins["constant"]
-    assert margins(slice(None), 1.0 * (np.arange(400) < 40)) == pytest.approx(margins(slice(40), None))
-
-
-def test_a_rival_is_better_by_more_than_its_margin():
-    noise = np.tile([1.0, -1.0], 200)  # a standard error of 0.05
-    for lead, better in ((0.01, []), (1.0, ["constant"])):
-        row_losses = {"model": lead + noise, "constant": np.zeros(400)}
-        assert Comparison.from_losses(row_losses, None, "loss", "rows").better == better
-
-
-def test_the_constant_that_models_are_compared_with_counts_samples():
-    rng = np.random.default_rng(0)
-    label = (rng.random(2000) < 0.01).astype(int)
-    weight = np.ones(2000)
-    weight[0] = 1e4
-    table = checked_table(rng.normal(size=(2000, 2)), label, weight, "classification")
-    even = SimpleNamespace(predict=lambda x: np.full((len(x), 2), 0.5))
-    comparison = compared(even, table, jtrees.GET().scaling(table), held_out=table)
-    share = np.average(label, weights=weight)
-    entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
-    assert comparison.losses["constant"] == pytest.approx(entropy, rel=0.05)
 
 
 @pytest.mark.slow
@@ -190,10 +158,10 @@ def test_leaves_depend_on_ratios_of_weights_alone(unit):
 
 
 def test_a_sample_of_weight_zero_does_not_count_even_with_an_infinite_loss():
-    lost, weight = jnp.array([1.0, jnp.inf, 3.0]), jnp.array([2.0, 0.0, 1.0])
-    assert losses.mean_loss(lost, weight) == pytest.approx(5 / 3)
-    assert losses.weighted_mean(lost, weight) == pytest.approx(5 / 3)  # weights of mean 1
-    assert losses.mean_loss(lost[::2], None) == 2
+    row_losses, weight = jnp.array([1.0, jnp.inf, 3.0]), jnp.array([2.0, 0.0, 1.0])
+    assert losses.mean_loss(row_losses, weight) == pytest.approx(5 / 3)
+    assert losses.weighted_mean(row_losses, weight) == pytest.approx(5 / 3)  # weights of mean 1
+    assert losses.mean_loss(row_losses[::2], None) == 2
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from jtrees import routing
+from jtrees import isotonic, routing
 
 X = jnp.linspace(-1, 1, 401)
 SCORES = jnp.stack([X, X + 0.5, X - 0.5])
@@ -69,11 +69,13 @@ def latent() -> plt.Figure:
     """LatentTree: traversals between 0 and the activity of the node. A larger penalty prunes from the leaves up."""
     figure, axes = _axes(2, ("traversal of three leaves", "activity of the seven nodes"))
     scores = 2 * SCORES
-    traversed, _ = routing.traverse(scores, 1.0)
+    q = routing.rewards(scores)
+    activity = lambda penalty: isotonic.prune(q, penalty, nested=True)
+    traversed = routing.position(q, activity(1.0))
     for leaf in (0, 1, 2):
         axes[0].plot(X, traversed[3 + leaf], label=f"leaf {leaf}")
     penalties = jnp.geomspace(1, 1000, 60)
-    active = jax.vmap(lambda penalty: routing.traverse(scores, penalty)[1])(penalties)
+    active = jax.vmap(activity)(penalties)
     for node in range(7):
         axes[1].plot(penalties, active[:, node], label="root" if node == 0 else None, color=f"C{node}")
     axes[1].set(xscale="log", xlabel="penalty of an active node")

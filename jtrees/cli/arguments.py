@@ -53,8 +53,7 @@ def _parameters_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
 def loss_of(options: argparse.Namespace) -> losses.Loss:
     """Returns the loss of regression.
 
-    Raises:
-      DataError: for an unknown name, for a loss in classification, and for an invalid or unused level of quantiles.
+    Raises ``DataError`` if it is unknown, or for an invalid or unused quantile level.
     """
     if options.loss is not None and options.loss not in LOSSES:
         raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {validation.quoted(options.loss)}")
@@ -72,9 +71,8 @@ def loss_of(options: argparse.Namespace) -> losses.Loss:
 def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
     """Returns the recipe that the arguments describe.
 
-    Raises:
-      DataError: for an unknown name, and for options that are not ``name=value``.
-      ValueError: for an unknown option.
+    Raises ``DataError`` for an unknown name and for options that are not ``name=value``, ``ValueError`` for unknown
+    ones.
     """
     default = default_recipe(options, task, boosted=not options.tree)
     recipe = default if options.recipe is None else recipe_named(options.recipe)
@@ -91,8 +89,7 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
 def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
     """Returns the signs of the monotone columns by name, or None.
 
-    Raises:
-      DataError: for arguments that are not ``COLUMN=SIGN``.
+    Raises ``DataError`` if they are not ``COLUMN=SIGN``.
     """
     signs = {}
     for option in options.monotone:
@@ -107,21 +104,16 @@ def recipe_named(text: str) -> jtrees.Recipe:
     """Returns the recipe ``Name`` or ``Name(Base)``."""
     match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
     names: Any = jtrees.__all__
-    recipes = {name: recipe for name in names if _is_recipe(recipe := getattr(jtrees, name))}
+    kinds = {name: kind for name in names if isinstance(kind := getattr(jtrees, name), type)}
+    recipes = {name: kind for name, kind in kinds.items() if issubclass(kind, jtrees.Recipe)}
+    for name in ("Recipe", "LatentClustering", "FromMethod"):  # they need arguments
+        del recipes[name]
     if match is None or match[1] not in recipes:
-        expected = ", ".join(recipes)
-        raise DataError(
-            f"--recipe must be one of {expected}, such as Bagged(LatentTree), got {validation.quoted(text)}"
-        )
+        among = f"{', '.join(recipes)}, such as Bagged(LatentTree)"
+        raise DataError(f"--recipe must be one of {among}, got {validation.quoted(text)}")
     base = [] if match[2] is None else [recipe_named(match[2])]
     try:
         return recipes[match[1]](*base)
     except TypeError:
         takes = "needs a base, such as Bagged(LatentTree)" if not base else "takes no base"
         raise DataError(f"--recipe: {match[1]} {takes}") from None
-
-
-def _is_recipe(value: Any) -> bool:
-    """Returns whether a recipe can be made from its name; clustering and user-defined methods need arguments."""
-    excluded = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
-    return isinstance(value, type) and issubclass(value, jtrees.Recipe) and value not in excluded

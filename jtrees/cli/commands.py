@@ -209,9 +209,8 @@ def _export(options: argparse.Namespace) -> int:
     if (write := _WRITERS.get(options.file.suffix)) is None:
         raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
-    how: dict[str, Any] = {"prefix": options.prefix} if write is export.to_c else {}
-    if write is export.to_sql and is_classifier(model):
-        how["class_names"] = list(map(str, model.classes_))
+    has_names = write is export.to_sql and is_classifier(model)
+    how: Any = {"class_names": list(map(str, model.classes_))} if has_names else {}
     exported, names = model.model_, None
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
         exported, names = exported.model, exported.encoder.feature_names
@@ -245,8 +244,7 @@ def _report(options: argparse.Namespace) -> int:
 def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
     """Returns the data set and its task, and prints which rows and columns are left out.
 
-    Raises:
-      DataError: if the data cannot be used, or if the targets do not suit the loss.
+    Raises ``DataError`` if the data cannot be used, or if the targets do not suit the loss.
     """
     loss = loss_of(options)
     data = read_labelled(options.table, options.target, rules_of(options))
@@ -269,9 +267,7 @@ def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
 def _loaded(path: Path) -> Any:
     """Returns the estimator in a file.
 
-    Raises:
-      DataError: if the file holds an object that is not an estimator.
-      ValueError: if the file was not written by jtrees.
+    Raises ``DataError`` for another object, ``ValueError`` for another kind of file.
     """
     model = io.load(path)
     if not isinstance(model, TreeEstimator):
@@ -282,8 +278,7 @@ def _loaded(path: Path) -> Any:
 def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFrame:
     """Returns the columns of a table for a model, in the model's order; columns that it does not use may be missing.
 
-    Raises:
-      DataError: if the table cannot be read, or if a column that the model uses is missing.
+    Raises ``DataError`` if the table cannot be read, or if a column that the model uses is missing.
     """
     schema: Schema | None = None if model.encoder_ is None else model.encoder_.schema
     rules = rules_of(options)

@@ -1,7 +1,7 @@
 """Reading of tables from CSV and Parquet files, with clear errors for unreadable files."""
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from io import StringIO
@@ -36,7 +36,7 @@ class Rules:
 
     Attributes:
       separator: the field separator of CSV.
-      decimal: the decimal separator of CSV, as for :func:`jtrees.tables.schema`.
+      decimal: the decimal separator of CSV; None: as the cells of each column say.
       encoding: the character encoding of CSV.
       missing: texts that mean a missing value in every feature of CSV, as for :func:`jtrees.tables.schema`.
       columns: requested kinds of columns, as for :func:`jtrees.tables.schema`.
@@ -54,14 +54,10 @@ class Rules:
         return self.missing[len(MISSING) :] if self.missing[: len(MISSING)] == MISSING else self.missing
 
 
-PLAIN_RULES = Rules()
-
-
 def rules_of(options: Any) -> Rules:
     """Returns the rules for reading a file.
 
-    Raises:
-      DataError: for an invalid separator, or if the two separators are equal.
+    Raises ``DataError`` for an invalid separator, for equal separators, and for kinds that are not ``COLUMN=KIND``.
     """
     decimal = options.decimal
     if decimal not in (".", ",", None):
@@ -72,34 +68,21 @@ def rules_of(options: Any) -> Rules:
     if len(separator) != 1:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
     missing = ("",) if options.missing == [] else (*MISSING, *checked_missing(options.missing or ()))
-    return Rules(separator, decimal, options.encoding, missing, kinds_of(getattr(options, "columns", ())))
-
-
-def kinds_of(arguments: Iterable[str]) -> dict[str, str]:
-    """Returns the requested kinds of columns by name.
-
-    Raises:
-      DataError: for arguments that are not ``COLUMN=KIND``, and for unknown kinds.
-    """
     kinds = {}
-    for argument in arguments:
+    for argument in getattr(options, "columns", ()):
         name, equals, kind = argument.rpartition("=")
         if not equals or kind not in KINDS:
             among = ", ".join(KINDS)
             raise DataError(f"--columns must be COLUMN=KIND with a kind among {among}, got {checks.quoted(argument)}")
         kinds[name] = kind
-    return kinds
+    return Rules(separator, decimal, options.encoding, missing, kinds)
 
 
 def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
     """Returns the rows in a file, and a list of the changes made while reading, as lines of text.
 
-    A file whose name ends in ``.parquet`` is Parquet. Every other file is CSV. Cells of CSV are text without spaces at
-    the ends, and None if they are empty. All rows are returned.
-
-    Raises:
-      DataError: if the file cannot be read.
-      ImportError: if the file is Parquet and pyarrow is not installed.
+    A file whose name ends in ``.parquet`` is Parquet, which needs pyarrow. Every other file is CSV. Cells of CSV are
+    text without spaces at the ends, and None if they are empty. Raises ``DataError`` if the file cannot be read.
     """
     if is_parquet(file):
         return _read_parquet(file), []
@@ -127,14 +110,8 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     if line := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):  # Excel writes it
         text, separator = text[line.end() :], line[1]
     # If rows end in a separator, pandas would otherwise use the first column as an index.
-    options: Any = {
-        "sep": separator,
-        "dtype": str,
-        "keep_default_na": False,
-        "na_values": [""],
-        "skipinitialspace": True,
-        "index_col": False,
-    }
+    options: Any = {"sep": separator, "dtype": str, "keep_default_na": False, "na_values": [""]}
+    options |= {"skipinitialspace": True, "index_col": False}
     names: list[str] = []
     try:
         # The header is read separately, because rows may have different lengths if the separator is wrong.
@@ -146,7 +123,8 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
             # A blank line is a row with an empty cell if the table has one column. Otherwise it is ignored.
-            how = {"skip_blank_lines": len(names) > 1, "header": _blank_lines(text) if len(names) == 1 else 0}
+            blank: Any = re.match(r"(?:[ \t]*\r?\n)*", text)
+            how = {"skip_blank_lines": len(names) > 1, "header": blank[0].count("\n") if len(names) == 1 else 0}
             frame: Any = pd.read_csv(StringIO(text), nrows=0 if wrong else None, **how, **options)
     except pd.errors.ParserWarning as error:
         named = checks.quoted_list(names)
@@ -180,12 +158,6 @@ def _decoded(file: Path, encoding: str) -> str:
         raise DataError(f"cannot read {file} as {encoding} ({where}): try --encoding latin-1") from error
     except LookupError as error:
         raise DataError(f"--encoding must be the name of an encoding, got {checks.quoted(encoding)}") from error
-
-
-def _blank_lines(text: str) -> int:
-    """Returns the number of blank lines before the header."""
-    match = re.match(r"(?:[ \t]*\r?\n)*", text)
-    return match[0].count("\n") if match else 0
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:

@@ -49,7 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     add, _ = command("export", f"Writes a model as {', '.join(SUFFIXES)}, for other machines.")
     add("model", type=Path, metavar="MODEL")
     add("file", type=Path, metavar="FILE", help="the file to write; its suffix sets the format")
-    add("--prefix", default="jtrees", help="prefix of names in C (default: jtrees)")
 
     add, report = command("report", "Fits, compares and explains a model; one HTML page.")
     _add_training(report)

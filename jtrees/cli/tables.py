@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from jtrees import validation as checks
-from jtrees.cli.files import PLAIN_RULES, DataError, Rules, is_parquet, read_rows
+from jtrees.cli.files import DataError, Rules, is_parquet, read_rows
 from jtrees.tables import Frame, Schema
 from jtrees.tables.cells import PLAIN, mask_missing, means_missing
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import inferred, note_of_odd, read_as
+from jtrees.tables.parse import LARGEST
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
@@ -51,14 +52,13 @@ class LabelledTable:
         return None if self.frame is None else self.frame.schema
 
 
-def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> LabelledTable:
+def read_labelled(file: Path, target: str | None, rules: Rules | None = None) -> LabelledTable:
     """Returns the data set in a file; ``target`` is the column to predict, and every other column is a feature.
 
-    The features of CSV are text. Its target is numbers, booleans or text.
-
-    Raises:
-      DataError: if the file cannot be read, or if a column does not exist. The message lists the columns.
+    The features of CSV are text. Its target is numbers, booleans or text. Raises ``DataError`` if the file cannot be
+    read, or if a column does not exist. The message lists the columns.
     """
+    rules = Rules() if rules is None else rules
     if target is not None and rules.columns.get(target, "number") not in _TARGET_KINDS:
         among = ", ".join(_TARGET_KINDS)
         raise DataError(f"--columns must give the target a kind among {among}; got {rules.columns[target]}")
@@ -66,7 +66,7 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
     names = list(rows.columns)
     if target is None or target not in names:
         came = "none was named" if target is None else f"got {checks.quoted(target)}"
-        raise DataError(f"--target must be one of the columns {_listed(names)}; {came}")
+        raise DataError(f"--target must be one of the columns {checks.listed(name[:80] for name in names)}; {came}")
     if len(names) == 1:
         raise DataError(f"{file} must have at least one column besides the target")
     check_named(rules.columns, names)
@@ -113,18 +113,14 @@ def as_options(kinds: Mapping[str, str]) -> str:
     return shlex.join(["--columns", *(f"{name}={kind}" for name, kind in kinds.items())])
 
 
-def _listed(names: list[str]) -> str:
-    """Returns up to five names, each of at most 80 characters, and the number of further names, as text."""
-    return checks.listed(name[:80] for name in names)
-
-
 def check_named(columns: Mapping[str, str], names: list[str]) -> None:
     """Raises :class:`DataError` if a kind is requested for a column that does not exist."""
     if absent := [name for name in columns if name not in names]:
-        raise DataError(f"--columns must name columns among {_listed(names)}; got {checks.quoted(absent[0])}")
+        among = checks.listed(name[:80] for name in names)
+        raise DataError(f"--columns must name columns among {among}; got {checks.quoted(absent[0])}")
 
 
-def check_rows(frame: LabelledTable) -> None:
+def _check_rows(frame: LabelledTable) -> None:
     """Raises :class:`DataError` if there are too few rows to train, choose and test."""
     if len(frame.x) < _FEWEST:
         rows = "a header and no rows" if len(frame.x) == 0 else f"{len(frame.x)} rows"
@@ -144,22 +140,16 @@ def guess(y: Any) -> tuple[Task, str]:
 def prepared(data: LabelledTable, task: Task | None, reason: str = "") -> tuple[LabelledTable, Task, list[str]]:
     """Returns the usable rows with their schema, the task, and lines about rows, columns, task and left-out rows.
 
-    Args:
-      data: the data set as it was read.
-      task: the task, or None for the task that suits the target.
-      reason: why this is the task, or "".
-
-    Raises:
-      DataError: if the data cannot be used for the task.
-      ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
+    A task of None is chosen by the target. ``reason`` says why this is the task, or is "". Raises ``DataError`` if the
+    data cannot be used for the task.
     """
-    check_rows(data)
+    _check_rows(data)
     text = f"{task}, as {reason}" if reason else task
     if task is None:
         task, why = guess(data.y)
         text = f"{task}, as {why} (--task says otherwise)"
     frame, left_out = usable(data, task)
-    check_rows(frame)
+    _check_rows(frame)
     schema: Any = frame.schema
     count = sum(column.kind != "drop" or bool(column.note) for column in schema.columns.values())
     return frame, task, [f"{frame.name}: {len(frame.x)} rows, {count} columns; task: {text}", *left_out]
@@ -168,9 +158,7 @@ def prepared(data: LabelledTable, task: Task | None, reason: str = "") -> tuple[
 def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     """Returns the usable rows and their schema, and a list of the dropped rows and classes as lines of text.
 
-    Raises:
-      DataError: if the target is constant or does not suit the task.
-      ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
+    Raises ``DataError`` if the target is constant or does not suit the task.
     """
     y: Any = frame.y
     changes, name = list(frame.changes), checks.quoted(y.name)
@@ -186,13 +174,12 @@ def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
             many = f"{len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
             raise DataError(f"target {name} has {many}")
         if rare:
-            changes.append(f"classes of fewer than {_MEMBERS} rows left out: {_listed(rare)}")
+            changes.append(f"classes of fewer than {_MEMBERS} rows left out: {checks.listed(rare)}")
             keep &= members >= _MEMBERS
     if y[keep].nunique() < 2:
         got = checks.quoted_list(sorted(set(map(str, y[keep])))) or "none"
         gaps = f" in all rows but {(~keep).sum()}, which have no target: check --missing" if not keep.all() else ""
-        got = f"{got}{gaps}"
-        raise DataError(f"target {name} must take at least two values, got {got}")
+        raise DataError(f"target {name} must take at least two values, got {got}{gaps}")
     x: Any = frame.x[keep].reset_index(drop=True)
     rows = inferred(x, **frame.reading)[1]
     return replace(frame, x=x, y=y[keep].reset_index(drop=True), frame=rows), changes
@@ -208,18 +195,10 @@ def _check_numbers(y: Any) -> None:
         row = int(np.argmin(finite))
         got = f"{checks.quoted(str(y.iloc[row]))} in row {y.index[row]}"
         raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
-    if len(far := beyond_float32(numbers)):
+    if len(far := numbers[np.abs(numbers) > LARGEST]):
         raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
 
 
 def targets_of(y: pd.Series) -> np.ndarray:
     """Returns targets as an array of numbers, booleans or text."""
     return y.to_numpy(str) if not pd.api.types.is_numeric_dtype(y) else y.to_numpy()
-
-
-def beyond_float32(values: np.ndarray) -> np.ndarray:
-    """Returns the finite values beyond the range of float32."""
-    if values.dtype.itemsize <= 4:
-        return values.ravel()[:0]
-    wide = values.astype(np.float64).ravel()
-    return wide[np.isfinite(wide) & (np.abs(wide) > np.finfo(np.float32).max)]

@@ -29,15 +29,10 @@ Columns = Sequence[NamedColumn] | None
 
 
 def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, ...] | None:
-    """Returns the sign of each feature, 1, -1 or 0; None if all signs are 0.
+    """Returns the sign of each of the ``features``, 1, -1 or 0; None if all signs are 0.
 
-    Args:
-      monotone: signs by the name or the number of the column, or a sign for each column.
-      columns: the columns of a raw table, or None.
-      features: number of features.
-
-    Raises:
-      ValueError: for an unknown column, a column that is not numeric, or an invalid sign.
+    ``monotone`` has signs by the name or number of the column, or a sign for each column; ``columns`` are those of a
+    raw table. Raises ``ValueError`` for an unknown column, a column that is not numeric, or an invalid sign.
     """
     if monotone is None:
         return None
@@ -66,14 +61,8 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
 def checked_groups(interactions: Any, columns: Columns, features: int) -> np.ndarray | None:
     """Returns the number of the group of each feature, ``(features,)``; None if all features may share a split.
 
-    Args:
-      interactions: groups of columns by name or number. All remaining columns form a further group.
-        ``"none"``: each column is a group. None: all columns may share a split.
-      columns: the columns of a raw table, or None.
-      features: number of features.
-
-    Raises:
-      ValueError: for an unknown column, and for groups that overlap.
+    ``interactions`` has groups of columns by name or number; all remaining columns form a further group. ``"none"``:
+    each column is a group. Raises ``ValueError`` for an unknown column, and for groups that overlap.
     """
     if interactions is None:
         return None
@@ -110,12 +99,12 @@ def column_finder(names: list[Any], argument: str) -> Callable[[Any], Any]:
     """
     numbered: dict[Any, Any] = {number: name for name in names if (number := _number_of(name)) is not None}
     numbered = numbered or dict(enumerate(names))
-    known = frozenset(names)
+    allowed = frozenset(names)
 
     def find(column: Any) -> Any:
         is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
-        name = numbered.get(column) if is_number and str(column) not in known else str(column)
-        if name not in known:
+        name = numbered.get(column) if is_number and str(column) not in allowed else str(column)
+        if name not in allowed:
             among = checks.quoted_list(names)
             raise ValueError(f"{argument} must name columns of x, {among}, got {checks.quoted(column)}")
         return name

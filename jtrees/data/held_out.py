@@ -1,24 +1,18 @@
-"""Rows to hold out: a share of the rows, folds, the same share of every class, and whole groups of rows."""
+"""Rows to hold out: a share of the rows, folds, and the same share of every class."""
 
 from typing import Any
 
 import numpy as np
 
-from jtrees import validation as checks
-
-_DIVISIONS = 50  # largest number of random divisions of groups that are tried
-
 
 def held_out_rows(
     order: np.ndarray, *, share: float | None = None, folds: int | None = None, strata: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Returns the rows that each fold holds out, or that a single division holds out.
+    """Returns the rows that each fold holds out, or that a single division holds out, from numbers in random order.
 
-    Args:
-      order: the numbers of the rows in random order, ``(n,)``.
-      share: fraction of the rows to hold out. At least one row is held out, unless there are strata.
-      folds: number of folds of about equal size, instead of a share.
-      strata: label of each row, ``(n,)``. The share is that of every label, rounded down, so that every label remains.
+    With a ``share`` of the rows, at least one row is held out, unless there are ``strata``: labels of the rows,
+    ``(n,)``. The share is then that of every label, rounded down, so that every label remains. ``folds`` are about
+    equal in size.
     """
     if folds is not None:
         return np.array_split(order, folds)
@@ -30,29 +24,14 @@ def held_out_rows(
 
 
 def divided(
-    rows: int, share: float, random_state: Any, strata: np.ndarray | None = None, groups: np.ndarray | None = None
+    rows: int, share: float, random_state: Any, strata: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the training rows and of the held-out rows, by scikit-learn, which its users expect.
 
-    Args:
-      rows: number of rows.
-      share: fraction of the rows, or of the groups, to hold out.
-      random_state: seed or generator of scikit-learn.
-      strata: label of each row, ``(n,)``. Without groups, the share is that of every label.
-      groups: a label for each row, ``(n,)``. All rows of a group are training rows, or all are held out.
-
-    Raises:
-      ValueError: if there is one group, or if no division has training rows of every label.
+    With ``strata``, labels of the rows, ``(n,)``, the share is that of every label.
     """
-    from sklearn.model_selection import GroupShuffleSplit, train_test_split  # imported here because it is slow
+    from sklearn.model_selection import train_test_split  # imported here because it is slow
 
-    options: Any = {"test_size": share, "random_state": random_state}
-    if groups is None:
-        training, held_out = train_test_split(np.arange(rows), stratify=strata, **options)
-        return np.asarray(training), np.asarray(held_out)
-    if len(set(groups.tolist())) < 2:
-        raise ValueError(f"validation_groups must hold at least two groups, got {checks.quoted(groups[0])} alone")
-    for training, held_out in GroupShuffleSplit(_DIVISIONS, **options).split(groups, groups=groups):
-        if strata is None or set(strata[training].tolist()) == set(strata.tolist()):
-            return training, held_out
-    raise ValueError("validation_groups must leave training rows of every class, got too few groups of a class")
+    options: Any = {"test_size": share, "random_state": random_state, "stratify": strata}
+    training, held_out = train_test_split(np.arange(rows), **options)
+    return np.asarray(training), np.asarray(held_out)

@@ -185,12 +185,8 @@ class Scaling:
 def with_map(model: Any, matrix: Any) -> Any:
     """Returns models of features x from models of ``x @ matrix``, on the host: the matrix is folded into the weights.
 
-    Args:
-      model: a pytree of models of scaled data: trees, ensembles of trees, and networks; None is returned.
-      matrix: ``(p, q)``; None: the identity.
-
-    Raises:
-      TypeError: if there is no model that takes features.
+    ``model`` is a pytree of models of scaled data: trees, ensembles of trees, and networks. None is returned, and a
+    matrix of None is the identity. Raises ``TypeError`` if there is no model that takes features.
     """
     if matrix is None or model is None:
         return model
@@ -218,11 +214,8 @@ def rows_for_slopes(batch: Batch, limit: Any) -> tuple[Batch, np.ndarray]:
 
     A prediction does not clip features, so slopes must not be fitted to clipped values. If more values of a column are
     clipped than can be outliers, they are codes, and are 0 in the returned rows. A row with an outlier has hardly any
-    weight. Its target still extends the range of the outputs.
-
-    Args:
-      batch: scaled rows, in NumPy. Rows of weight 0 have neither codes nor outliers.
-      limit: absolute value at which scaled features are clipped, ``()`` or ``(p,)``.
+    weight. Its target still extends the range of the outputs. ``batch`` has scaled rows, in NumPy; rows of weight 0
+    have neither codes nor outliers. Features are clipped at the absolute value ``limit``, ``()`` or ``(p,)``.
     """
     weight = ones_or(batch.weight, batch.x)
     used = weight > 0
@@ -309,20 +302,12 @@ class Data(NamedTuple):
         strength: float | None = None,
         narrowing: Narrowing | None = None,
     ) -> tuple[ObliqueTree, float]:
-        """Returns a tree with leaves fitted to the table, and the criterion of linear leaves.
+        """Returns a tree with leaves fitted to the table, in the user's units, and the criterion of linear leaves.
 
-        Constants and class frequencies are fitted in double precision to the targets in the user's units.
-
-        Args:
-          splits: the tree, in the user's units. Its leaves are ignored.
-          leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
-          shrink: as for :meth:`jtrees.ObliqueTree.refit`.
-          strength: strength of the shrinkage; None: the best by generalised cross-validation.
-          narrowing: map to few features for linear leaves, computed from ``rows_for_slopes``; None: it is not known.
-
-        Returns:
-          The tree in the user's units, and the criterion of linear leaves in the user's units of loss. The criterion is
-          NaN for constant leaves.
+        Constants and class frequencies are fitted in double precision to the targets in the user's units; their
+        criterion is NaN. The leaves of ``splits``, a tree in the user's units, are ignored. ``shrink`` is as for
+        :meth:`jtrees.ObliqueTree.refit`, with a ``strength`` or the best by generalised cross-validation. ``narrowing``
+        maps to few features for linear leaves, computed from ``rows_for_slopes``; None: it is not known.
         """
         (x, y, weight), task = (self.table.x, self.table.y, self.table.weight), self.table.task
         leaf = np.asarray(splits.leaf_index(x))
@@ -363,25 +348,17 @@ class Data(NamedTuple):
         return tree.replace(leaves=ordered_leaves(on_host, monotone, weight, self.table.task).leaves)
 
     def with_common(self, tree: ObliqueTree, leaf: np.ndarray) -> ObliqueTree:
-        """Returns the tree in which leaves of equal targets predict exactly this target.
+        """Returns a tree of numbers, in the user's units, in which leaves of equal targets predict exactly this target.
 
-        A leaf is changed if all of its targets are equal and its predictions equal the target up to rounding.
-
-        Args:
-          tree: a tree with numeric predictions, in the user's units.
-          leaf: leaf of each row of the table.
+        A leaf is changed if all of its targets are equal and its predictions equal the target up to rounding. ``leaf``
+        is the leaf of each row of the table.
         """
         y, weight = self.table.y, ones_or(self.table.weight, self.table.y)
         y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
         return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
 
     def moves_clipped(self, scaled: ObliqueTree, tree: ObliqueTree) -> bool:
-        """Returns whether a row with a clipped feature reaches another leaf in the user's units than in training.
-
-        Args:
-          scaled: the tree on scaled features.
-          tree: the same tree in the user's units.
-        """
+        """Returns whether a row with a clipped feature reaches another leaf of ``tree`` than in training."""
         x = (self.scaling.batch(self.table) if self.batch is None else self.batch).x[: len(self.table.x)]
         rows = np.flatnonzero(_clipped(x, self.scaling.x_most).any(1))
         if not len(rows):  # which would compile a program
@@ -406,7 +383,7 @@ class Data(NamedTuple):
         return tree.replace(leaves=fitted.leaves.replace(values=values))
 
 
-@compilation.jit_rarely_called()
+@compilation.jit(often=False)
 def _refit(leaves: Any, leaf: jax.Array, batch: Batch, narrowing: Narrowing | None) -> tuple[Any, jax.Array]:
     return leaves.refit_with_criterion(leaf, *batch, narrowing)
 

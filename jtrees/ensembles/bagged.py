@@ -178,14 +178,12 @@ def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:
 def _out_of_bag_losses(
     predictions: np.ndarray, out_of_bag: np.ndarray, in_bag: np.ndarray, data: Data, votes: bool
 ) -> np.ndarray:
-    """Returns losses of rows by trees that were not trained on them, ``(n,)``; their mean is expected of all trees.
-
-    A row without such a tree has the loss NaN. For votes, the loss is 1 for a wrong class and 0 for the right class.
-    Otherwise, the out-of-bag prediction for a row uses only a few trees. The loss of the mean of k trees is about ``a +
-    b / k`` (exactly so for squared errors, in expectation). The losses of single trees and of the out-of-bag means
-    determine a and b. All losses are lowered by the same number, so that their mean is the loss of the mean of all
-    trees.
-    """
+    """Returns losses of rows by trees that were not trained on them, ``(n,)``; their mean is expected of all trees."""
+    # A row without such a tree has the loss NaN. For votes, the loss is 1 for a wrong class and 0 for the right class.
+    # Otherwise, the out-of-bag prediction for a row uses only a few trees. The loss of the mean of k trees is about `a
+    # + b / k` (exactly so for squared errors, in expectation). The losses of single trees and of the out-of-bag means
+    # determine a and b. All losses are lowered by the same number, so that their mean is the loss of the mean of all
+    # trees.
     table, out = data.table, in_bag == 0
     count = out.sum(0)
     losses, rows = np.full(len(count), np.nan), count > 0

@@ -4,11 +4,9 @@ A round fits the quadratic approximation of the loss at the current outputs F, w
 
     sum_i w_i (g_i f(x_i) + h_i f(x_i)^2 / 2) = sum_i w_i h_i / 2 (f(x_i) - t_i)^2 + a constant,   t_i = -g_i / h_i,
 
-This is least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base recipe solves it to
-find the splits. If there are several outputs, the weight of a row uses the mean of their curvatures. More than five
-outputs are combined into five random targets, which are drawn anew in each round (Iosipoi & Vakhrushev 2022). Leaf
-values are then the Newton steps of each output, -sum w g / (sum w h + l2). For losses whose curvature has no lower
-bound, they are the best constants of the residuals (Friedman 2001).
+This is least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). If there are several outputs,
+the weight of a row uses the mean of their curvatures. Leaf values are then the Newton steps of each output, -sum w g /
+(sum w h + l2).
 """
 
 from dataclasses import dataclass
@@ -70,20 +68,17 @@ class Boosted(Wrapper):
 
     In each round, the base recipe finds the splits of a tree by weighted least squares on newly drawn rows. The targets
     are the negative gradients divided by the curvatures, and the weights are the curvatures. Constant leaves are then
-    Newton steps on all rows; Friedman (2002) uses the drawn rows for the leaves too. A tree has all outputs in its
-    leaves; Friedman grows a tree for each class. More than five outputs are combined into five random targets for the
-    splits (Iosipoi & Vakhrushev 2022). The curvature has a lower bound, and a Newton step has an upper bound
-    (``jtrees/tasks/base.py``). The outputs of the tree are multiplied by the learning rate and added to the sum. A step
-    that raises the loss of the rows of its leaf is halved.
+    Newton steps on all rows, in which a tree has all outputs. More than five outputs are combined into five random
+    targets for the splits (Iosipoi & Vakhrushev 2022). The outputs of the tree are multiplied by the learning rate and
+    added to the sum. A step that raises the loss of the rows of its leaf is halved.
 
-    Absolute, Huber and pinball losses have no curvature, or one without a lower bound. Neither have many user-defined
-    losses: their curvature is looked up at targets and outputs in [0, 1]. For these losses, the targets of the splits
-    are the negative gradients with equal weights, and a leaf is the best constant of its residuals (Friedman 2001). A
-    linear leaf is a fit to the negative gradients, multiplied by the factor that minimises the loss of its rows.
+    Absolute, Huber and pinball losses, and many user-defined losses, have no curvature with a lower bound. The targets
+    of the splits are then the negative gradients with equal weights, and a leaf is the best constant of its residuals
+    (Friedman 2001). A linear leaf is a fit to the negative gradients, multiplied by the factor that minimises the loss
+    of its rows.
 
-    Boosting takes every loss of regression, and the log loss of classification. It takes neither a user-defined loss of
-    classification nor a :class:`jtrees.Policy`. The model is a :class:`jtrees.Forest` of summed outputs with the task's
-    link; ``tree`` is None.
+    Boosting takes every loss of regression, and the log loss of classification. The model is a :class:`jtrees.Forest`
+    of summed outputs with the task's link; ``tree`` is None.
 
     If ``patience`` is given, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model
     keeps the rounds up to the lowest loss. If there is no ``validation``, boosting holds out rows:
@@ -240,11 +235,9 @@ class Boosted(Wrapper):
         return Boosting(fitted, evaluated, sums, masks)
 
     async def _kind(self, problems: list[Problem], weights: list[Any], chooses: bool) -> tuple["_Kind", bool]:
-        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique.
-
-        With ``chooses``, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
-        over the problems, weighted by ``weights``.
-        """
+        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique."""
+        # With `chooses`, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
+        # over the problems, weighted by `weights`.
         sums_of_problems = _unless_failed(await gather(*(begin(problem) for problem in problems)))
         kinds = [_Kind(list(sums), weights) for sums in zip(*sums_of_problems, strict=True)]
         kinds = kinds if chooses else kinds[-1:]
@@ -268,11 +261,9 @@ class Boosted(Wrapper):
         return best, best is kinds[-1]
 
     def _limits_of_refit(self, problem: Problem) -> np.ndarray | None:
-        """Returns the largest scaled features for a refit of the leaves, ``(p,)``; None if no refit is needed.
-
-        A refit is needed if rows with clipped features may reach other leaves in the user's units than in training.
-        Linear leaves keep the limits of columns with few outliers, which would determine the slopes of their leaves.
-        """
+        """Returns the largest scaled features for a refit of the leaves, ``(p,)``; None if no refit is needed."""
+        # A refit is needed if rows with clipped features may reach other leaves in the user's units than in training.
+        # Linear leaves keep the limits of columns with few outliers, which would determine the slopes of their leaves.
         if problem.data is None or not (scaling := problem.data.scaling).has_clipped(problem.batch.x):
             return None
         if self.base.tree_leaves(base_task(problem.task)) != "linear":
@@ -281,30 +272,22 @@ class Boosted(Wrapper):
         return np.where(has_codes, _FARTHEST, scaling.x_most) if has_codes.any() else None
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
-        """Returns a number of rounds that boosting makes in any case; 0 at the end.
-
-        Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
-        because the losses are means over several sums.
-        """
+        """Returns a number of rounds that boosting makes in any case; 0 at the end."""
+        # Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
+        # because the losses are means over several sums.
         left = min(self.rounds - len(losses), self.rounds_of_call)
         return left if self.patience is None else min(left, self.patience - since_lowest(losses))
 
 
 class Boosting(NamedTuple):
-    """The sums of a boosting.
+    """The sums of a boosting."""
 
-    Attributes:
-      fitted: the result on scaled data: the trees up to the lowest loss, and the initial outputs.
-      evaluated: the mean of ``sums``, whose losses chose the number of rounds. The leaves of ``fitted`` may then be
-        fitted to all rows.
-      sums: the sums.
-      held_out: the rows that each sum held out, ``(n,)`` bool; empty if no rows were held out.
-    """
-
-    fitted: Fitted
+    fitted: Fitted  # the result on scaled data: the trees up to the lowest loss, and the initial outputs
+    # The mean of `sums`, whose losses chose the number of rounds. The leaves of `fitted` may then be fitted to
+    # all rows.
     evaluated: Sum
-    sums: list[Sum]
-    held_out: list[np.ndarray]
+    sums: list[Sum]  # the sums
+    held_out: list[np.ndarray]  # the rows that each sum held out, (n,) bool; empty if no rows were held out
 
     @property
     def has_losses(self) -> bool:

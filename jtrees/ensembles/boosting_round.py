@@ -10,9 +10,10 @@ from jaxtyping import Array
 
 from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import signs_of
-from jtrees.search import MOST, Run
+from jtrees.search import Run
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
+from jtrees.training.loop import MOST
 from jtrees.training.state import NOT_TAKEN
 from jtrees.tree import ObliqueTree
 
@@ -32,57 +33,33 @@ def base_task(task: Task) -> Regression:
 
 
 class State(NamedTuple):
-    """The state of boosting. Outputs are for scaled targets, before the link.
+    """The state of boosting. Outputs are for scaled targets, before the link."""
 
-    Attributes:
-      initial: the initial outputs, ``(*k,)``.
-      curvature: the mean curvature at the initial outputs, ``(*k,)``.
-      outputs: the outputs for the training rows, ``(n, *k)``.
-      validated: the outputs for the validation set, or None.
-    """
-
-    initial: Array
-    curvature: Array
-    outputs: Array
-    validated: Any
+    initial: Array  # the initial outputs, (*k,)
+    curvature: Array  # the mean curvature at the initial outputs, (*k,)
+    outputs: Array  # the outputs for the training rows, (n, *k)
+    validated: Any  # the outputs for the validation set, or None
 
 
 class Draws(NamedTuple):
-    """The random draws of a round. If there are several rounds, arrays have a leading axis ``(rounds,)``.
+    """The random draws of a round. If there are several rounds, arrays have a leading axis ``(rounds,)``."""
 
-    Attributes:
-      rows: numbers of the rows, ``(m,)``, -1 for padding.
-      features: factors of the features, 1 or 0, ``(p,)``.
-      combinations: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
-      key: data of the key of the tree.
-      tree: further draws of the base, the argument ``drawn`` of ``grow``.
-    """
-
-    rows: Any
-    features: Any
-    combinations: Any
-    key: Any
-    tree: Any = ()
+    rows: Any  # numbers of the rows, (m,), -1 for padding
+    features: Any  # factors of the features, 1 or 0, (p,)
+    combinations: Any  # combinations of the outputs, (outputs, targets), or None for all outputs
+    key: Any  # data of the key of the tree
+    tree: Any = ()  # further draws of the base, the argument `drawn` of `grow`
 
 
 class Rounds(NamedTuple):
-    """Rounds of boosting. Arrays have a leading axis ``(rounds,)``.
+    """Rounds of boosting. Arrays have a leading axis ``(rounds,)``."""
 
-    Attributes:
-      trees: the tree of each round, with its contribution to the outputs in the leaves.
-      features: the features of each tree, 1 or 0, ``(rounds, p)``.
-      losses: the loss after each round on the rows for evaluation.
-      before: training loss before each round.
-      after: training loss after each round.
-      finite: whether each round had a finite tree. The outputs of a tree that is not finite are 0.
-    """
-
-    trees: ObliqueTree
-    features: Any
-    losses: Any
-    before: Any
-    after: Any
-    finite: Any
+    trees: ObliqueTree  # the tree of each round, with its contribution to the outputs in the leaves
+    features: Any  # the features of each tree, 1 or 0, (rounds, p)
+    losses: Any  # the loss after each round on the rows for evaluation
+    before: Any  # training loss before each round
+    after: Any  # training loss after each round
+    finite: Any  # whether each round had a finite tree. The outputs of a tree that is not finite are 0
 
 
 @compilation.sums_in_order
@@ -215,17 +192,9 @@ def before_rounds(run: Run) -> tuple[State, Rounds]:
 def grown_rounds(
     run: Run, boosted: tuple[State, Rounds], draws: Draws, shared: Any, rows: Any, before: Array, count: Array
 ) -> tuple[tuple[State, Rounds], Array, bool]:
-    """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early.
-
-    Args:
-      run: the run.
-      boosted: the state of boosting, and the rounds of this call so far.
-      draws: the draws of the rounds of this call.
-      shared: argument of ``grow`` of the base.
-      rows: argument of ``grow``, for all rows of the run.
-      before: number of rounds of this call so far.
-      count: number of rounds to add.
-    """
+    """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early."""
+    # `boosted` is the state of boosting, and the rounds of this call so far, `before` in number. `draws` are those of
+    # the rounds of this call. `shared` and `rows` are arguments of `grow` of the base, `rows` for all rows.
     base = run.recipe.base
 
     def splits_of(number: Array, state: State, _: Rounds) -> tuple[ObliqueTree, Array, Array]:

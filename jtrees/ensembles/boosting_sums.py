@@ -6,17 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrees.ensembles.boosting_round import (
-    Draws,
-    Rounds,
-    added_to,
-    base_task,
-    before_rounds,
-    grown_rounds,
-    initial_state,
-    refitted_rounds,
-    round_batch,
-)
+from jtrees.ensembles import boosting_round
 from jtrees.search import Problem
 from jtrees.search.sample import random_rows
 from jtrees.training import Batch
@@ -26,15 +16,11 @@ _MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of a
 
 
 class Sum(NamedTuple):
-    """A sum of trees, on the host.
+    """A sum of trees, on the host."""
 
-    Attributes:
-      initial: the initial outputs, ``(*k,)``.
-      rounds: the rounds. In a mean of sums, a round has several trees, which follow each other in ``rounds.trees``.
-    """
-
-    initial: np.ndarray
-    rounds: Rounds
+    initial: np.ndarray  # the initial outputs, (*k,)
+    # The rounds. In a mean of sums, a round has several trees, which follow each other in `rounds.trees`.
+    rounds: boosting_round.Rounds
 
     @classmethod
     def mean(cls, sums: list["Sum"], weights: list[Any]) -> "Sum":
@@ -45,7 +31,7 @@ class Sum(NamedTuple):
         trees = jax.tree.map(joined, *(divided(member.rounds.trees) for member in sums))
         mean = lambda name: np.mean([getattr(member.rounds, name) for member in sums], 0)
         finite = np.any([member.rounds.finite for member in sums], 0)
-        rounds = Rounds(trees, None, losses, mean("before"), mean("after"), finite)
+        rounds = boosting_round.Rounds(trees, None, losses, mean("before"), mean("after"), finite)
         return cls(np.mean([member.initial for member in sums], 0), rounds)
 
     def __len__(self) -> int:
@@ -70,10 +56,9 @@ def since_lowest(losses: np.ndarray) -> int:
 
 
 class GrowingSum:
-    """A sum of boosted trees of one kind, to which rounds are added.
+    """A sum of boosted trees of one kind, to which rounds are added."""
 
-    A base with ``grow`` adds many rounds in a program. The search of any other base finds the splits of one round.
-    """
+    # A base with `grow` adds many rounds in a program. The search of any other base finds the splits of one round.
 
     def __init__(self, problem: Problem, state: Any, room: Any = None, grow_arguments: Any = None):
         """``room`` is for the rounds of a program, and ``grow_arguments`` has one kind of trees; both may be None."""
@@ -86,14 +71,12 @@ class GrowingSum:
         return np.concatenate([np.zeros(0, np.float32), *(rounds.losses for rounds in self._rounds)])
 
     async def add(self, count: int) -> None:
-        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer.
-
-        A search adds a single round. After the deadline, a program adds no round but the first.
-        """
+        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer."""
+        # A search adds a single round. After the deadline, a program adds no round but the first.
         rounds = await (self._round_of_search() if self._grow_arguments is None else self._rounds_of_program(count))
         self._rounds.append(rounds)
 
-    async def _rounds_of_program(self, count: int) -> Rounds:
+    async def _rounds_of_program(self, count: int) -> boosting_round.Rounds:
         problem, first, (shared, rows, (tree_draws,)) = self._problem, len(self.losses), self._grow_arguments
         draws = [
             draws_of_round(problem, number)._replace(tree=jax.tree.map(lambda a, number=number: a[number], tree_draws))
@@ -102,31 +85,33 @@ class GrowingSum:
         # All calls have the length of the longest call, so one program makes them.
         draws = jax.tree.map(lambda *a: _padded(np.stack(a), problem.recipe.rounds_of_call), *draws)
         name, state = type(problem.recipe).__name__, (self._state, self._room)
-        trained = await problem.train(grown_rounds, state, count, draws, shared, rows, name=name, least=int(not first))
+        trained = await problem.train(
+            boosting_round.grown_rounds, state, count, draws, shared, rows, name=name, least=int(not first)
+        )
         self._state, self._room = (trained.state.element(number) for number in range(2))
         return jax.tree.map(lambda a: a[: len(trained.losses)], self._room.host)
 
-    async def _round_of_search(self) -> Rounds:
+    async def _round_of_search(self) -> boosting_round.Rounds:
         problem, number = self._problem, len(self._rounds)
         base, draws = problem.recipe.base, draws_of_round(problem, number)
-        batch = await problem.map(round_batch, self._state, draws, often=True)
+        batch = await problem.map(boosting_round.round_batch, self._state, draws, often=True)
         steps: Any = Batch(*(batch.element(i) for i in range(3)))  # type: ignore[arg-type]
         try:
-            subproblem = problem.keyed(number).subproblem(base, base_task(problem.task), steps)
+            subproblem = problem.keyed(number).subproblem(base, boosting_round.base_task(problem.task), steps)
             tree, finite = (await base.search(subproblem)).scaled, True
         except FloatingPointError:
             weights: Any = np.zeros((1, problem.shape[1]), np.float32)
             tree, finite = ObliqueTree(weights, weights[:, 0], None), False
         splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
-        added = await problem.map(added_to, self._state, splits, draws.features, np.bool_(finite), often=True)
+        added = await problem.map(
+            boosting_round.added_to, self._state, splits, draws.features, np.bool_(finite), often=True
+        )
         self._state = added.element(0)
         return jax.tree.map(lambda a: a[None], added.element(1).host)
 
     def sum(self, count: int) -> Sum:
-        """Returns the sum of the first rounds.
-
-        All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
-        """
+        """Returns the sum of the first rounds."""
+        # All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
         largest = max((rounds.trees for rounds in self._rounds), key=lambda trees: trees.bias.shape[1])
         empty = jax.tree.map(lambda a: np.zeros_like(a[:1]), largest)
         has_size = lambda trees: trees.bias.shape[1] == largest.bias.shape[1]
@@ -135,7 +120,7 @@ class GrowingSum:
         return Sum(self._initial.host, rounds)
 
 
-def draws_of_round(problem: Problem, number: int) -> Draws:
+def draws_of_round(problem: Problem, number: int) -> boosting_round.Draws:
     """Returns the random draws of a round; every round draws the same number of rows."""
     recipe, (n, p) = problem.recipe, problem.shape
     rng, real = problem.rng("rounds", number), np.flatnonzero(problem.weighed)
@@ -143,38 +128,36 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
     rows[:count] = random_rows(real, count, rng)
     features = np.zeros(p, np.float32)
     features[rng.permutation(p)[: max(1, round(recipe.columns * p))]] = 1
-    outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))
+    outputs, targets = (math.prod(task.shape) for task in (problem.task, boosting_round.base_task(problem.task)))
     combinations = None
     if targets < outputs:
         combinations = rng.normal(size=(outputs, targets)).astype(np.float32)
         # Nonnegative combinations keep the order of the outputs.
         combinations = combinations if problem.monotone is None else np.abs(combinations)
-    return Draws(rows, features, combinations, problem.keyed(number).key)
+    return boosting_round.Draws(rows, features, combinations, problem.keyed(number).key)
 
 
 async def begin(problem: Problem) -> list[GrowingSum]:
-    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
-
-    The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
-    """
+    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`."""
+    # The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
     recipe, (n, p) = problem.recipe, problem.shape
     grow_arguments = await base.grow_arguments(problem, recipe.rounds)
     if grow_arguments is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
-        return [GrowingSum(problem, await problem.map(initial_state))]
-    before = await problem.map(before_rounds)
+        return [GrowingSum(problem, await problem.map(boosting_round.initial_state))]
+    before = await problem.map(boosting_round.before_rounds)
     arguments = (grow_arguments._replace(drawn=(draws,)) for draws in grow_arguments.drawn)
     return [GrowingSum(problem, before.element(0), before.element(1), kind) for kind in arguments]
 
 
-async def refitted(problem: Problem, rounds: Rounds, count: int) -> Sum | None:
+async def refitted(problem: Problem, rounds: boosting_round.Rounds, count: int) -> Sum | None:
     """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline."""
     recipe, monitor, ended_at = problem.recipe, problem.monitor, problem.monitor.ended_at
     # One program serves all numbers of rounds.
-    state = await problem.map(initial_state), jax.tree.map(lambda a: _padded(a, recipe.rounds), rounds)
-    trained = await problem.train(refitted_rounds, state, count, name=f"{type(recipe).__name__}, leaves")
+    state = await problem.map(boosting_round.initial_state), jax.tree.map(lambda a: _padded(a, recipe.rounds), rounds)
+    trained = await problem.train(boosting_round.refitted_rounds, state, count, name=f"{type(recipe).__name__}, leaves")
     monitor.ended_at = ended_at  # the report tells the number of rounds
     if len(trained.losses) < count:
         return None

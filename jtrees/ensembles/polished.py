@@ -156,11 +156,9 @@ class Polished(Wrapper):
     def _replaced(
         self, tree: ObliqueTree, level: int, subtrees: list["_Subtree"], trained: list[StartResult], data: Data
     ) -> tuple[ObliqueTree, int]:
-        """Returns the tree with the best candidate of each subtree, and the number of replaced subtrees.
-
-        Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree moves
-        no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
-        """
+        """Returns the tree with the best candidate of each subtree, and the number of replaced subtrees."""
+        # Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree
+        # moves no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
         refit = lambda splits: data.refit(splits, "constant")[0]
         table = data.table if data.validation is None else data.validation
         reached = np.asarray(tree.decision_path(table.x))[level]

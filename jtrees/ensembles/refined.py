@@ -7,21 +7,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import losses, ops, pytree, training
+from jtrees import io, losses, ops, pytree, routing, topology, training
 from jtrees.data import Data
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.stage import train_stage
+from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -34,7 +33,49 @@ _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outp
 _HARD_SHARPNESS = 1e6  # sharpness at which soft trees equal hard trees in practice
 
 
-# --- The recipe ------------------------------------------------------------------------------------------------------
+@io.part
+@pytree.dataclass
+class SoftTrees:
+    """A sum of soft trees on scaled data. Outputs are clipped to slightly more than their range on training rows."""
+
+    trees: ObliqueTree  # splits of unit length, and leaves with the trees' outputs. The leading axis is over the trees
+    initial: Array  # the initial outputs of the sum, (*k,)
+    sharpness: Array  # factor of the scores. The sigmoid of the product is the probability of going right
+    lower: Array  # lower bound of the outputs, (*k,)
+    upper: Array  # upper bound of the outputs, (*k,)
+
+    @property
+    def params(self) -> ObliqueTree:
+        """The trained parameters."""
+        return self.trees.replace(leaves=self.trees.leaves.trainable())
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.trees.weights.shape[-1]
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Returns the sum of the trees' expected outputs, within the bounds."""
+        add = lambda total, tree: (total + expected(tree, x, self.sharpness), None)
+        start = jnp.broadcast_to(self.initial, (len(x), *self.initial.shape))
+        return jnp.clip(jax.lax.scan(add, start, self.trees)[0], self.lower, self.upper)
+
+    def __str__(self) -> str:
+        trees, nodes = self.trees.bias.shape
+        return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}"
+
+
+@io.model
+@pytree.dataclass(repr=False)
+class SoftForest(SoftModel):
+    """Fitted soft trees whose outputs add up, with constant or linear leaves; the network is :class:`SoftTrees`."""
+
+
+def expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:
+    """Returns the expected output of a soft tree for each row, ``(n, *k)``."""
+    right = jax.nn.sigmoid(sharpness * ops.scores(tree.weights, tree.bias, x))
+    outputs = tree.leaves.outputs(x)
+    return routing.expected_value(right.reshape(*right.shape, *[1] * (outputs.ndim - 2)), outputs)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -59,28 +100,25 @@ class Refined(Wrapper):
     """Trains all trees of a boosted sum jointly. Boosting fits each tree only to the residuals of the earlier trees.
 
     Splits become soft: sigmoids of their scores times a sharpness, with split weights scaled to length 1. The sharpness
-    rises geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the
-    whole sum. The optimiser is Adam, and the learning rate decays to 0 by a cosine schedule.
+    rises geometrically from update to update. All splits and the constants of all leaves are trained on mini-batches by
+    AdamW, on the loss of the whole sum, and the learning rate decays to 0 by a cosine schedule. The slopes of linear
+    leaves stay those of boosting.
 
-    Boosting chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``. The same rows
-    choose the number of updates: the multiple of about 50 with the lowest loss. Joint training ends if a fifth of the
-    planned evaluations in a row do not lower the loss. Tables with fewer than 50 rows need ``validation``. If rows were
-    held out, the last training starts from the boosted trees of all rows. It takes the chosen number of updates on all
-    rows.
-
-    The model consists of the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends
-    the last training. Boosting has one sum here, also in small tables.
+    Boosting, with one sum, chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``.
+    The same rows choose the number of updates. Joint training ends if a fifth of the planned evaluations in a row do
+    not lower the loss. Tables with fewer than 50 rows need ``validation``. If rows were held out, the last training
+    starts from the boosted trees of all rows, and takes the chosen number of updates on all rows. The model consists of
+    the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends the last training.
 
     The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a :class:`jtrees.ensembles.RefinedReport`.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``. The default has up to 100 trees of depth 4 with linear leaves.
-      epochs: number of passes over the data. None: 12, with at least 2000 and at most 7500 updates. Batches of fewer
-        than 128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`, but 12 passes, at least 2000 updates.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate of Adam, for features of deviation 1/3 and outputs in units of the deviation
         of the boosted sum.
+      weight_decay: strength of AdamW's decay of the constants of leaves, relative to the learning rate.
       first_sharpness: sharpness of the first update.
       last_sharpness: sharpness of the last update.
 
@@ -94,15 +132,14 @@ class Refined(Wrapper):
     """
 
     base: Recipe = pytree.field(
-        kw_only=False,
-        default=Boosted(GET(depth=4, leaves="linear"), rounds=100, subsample=0.5),
-        metadata=options.BASE,
+        kw_only=False, default=Boosted(GET(depth=4, leaves="linear"), rounds=100, subsample=0.5), metadata=options.BASE
     )
     epochs: int | None = option(None)
     batch_size: int = option(128)
-    learning_rate: float = option(0.001, above=0)
-    first_sharpness: float = option(10.0, above=0)
-    last_sharpness: float = option(100.0, above=0)
+    learning_rate: float = option(0.003, above=0)
+    weight_decay: float = option(10.0, least=0)
+    first_sharpness: float = option(5.0, above=0)
+    last_sharpness: float = option(50.0, above=0)
 
     is_tree = keeps_order = False
 
@@ -163,23 +200,14 @@ class Refined(Wrapper):
 
 
 class _Together(NamedTuple):
-    """The result of joint training.
+    """The result of joint training."""
 
-    Attributes:
-      model: the :class:`SoftTrees` of the best evaluation, or of the last update if there was no evaluation.
-      score: the loss of the model on the rows for evaluation.
-      step: number of updates before the model.
-      losses: the loss at each evaluation; infinite without evaluations.
-      history: loss of each update.
-      is_complete: whether all updates were taken and were finite.
-    """
-
-    model: SoftTrees
-    score: float
-    step: int
-    losses: np.ndarray
-    history: np.ndarray
-    is_complete: bool
+    model: SoftTrees  # the SoftTrees of the best evaluation, or of the last update if there was no evaluation
+    score: float  # the loss of the model on the rows for evaluation
+    step: int  # number of updates before the model
+    losses: np.ndarray  # the loss at each evaluation; infinite without evaluations
+    history: np.ndarray  # loss of each update
+    is_complete: bool  # whether all updates were taken and were finite
 
 
 def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fitted, data: Data) -> Fitted:
@@ -207,19 +235,12 @@ def _padded(trees: ObliqueTree, count: int) -> ObliqueTree:
 
 
 class _State(NamedTuple):
-    """The state of joint training.
+    """The state of joint training."""
 
-    Attributes:
-      training: training state of the trees, with splits of unit length and outputs in units of ``unit``.
-      initial: the initial outputs of the sum, ``(*k,)``.
-      count: number of trees. The trees after them are padding and are not trained.
-      unit: unit of the outputs of the trees, ``()``.
-    """
-
-    training: TrainState
-    initial: Array
-    count: Array
-    unit: Array
+    training: TrainState  # training state of the trees, with splits of unit length and outputs in units of `unit`
+    initial: Array  # the initial outputs of the sum, (*k,)
+    count: Array  # number of trees. The trees after them are padding and are not trained
+    unit: Array  # unit of the outputs of the trees, ()
 
 
 def _initial_state(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State:
@@ -239,7 +260,18 @@ def _initial_state(run: Run, trees: ObliqueTree, initial: Array, count: Array) -
 
 
 def _optimizer(run: Run) -> optax.GradientTransformation:
-    return optax.adam(optax.cosine_decay_schedule(run.recipe.learning_rate, _steps(run)))
+    rate = optax.cosine_decay_schedule(run.recipe.learning_rate, _steps(run))
+    values = optax.adamw(rate, weight_decay=run.recipe.weight_decay)
+    # The gradients of slopes overfit: see "Refined" in experiments/results/options.md.
+    return optax.partition({"splits": optax.adam(rate), "values": values, "slopes": optax.set_to_zero()}, _labels)
+
+
+def _labels(params: ObliqueTree) -> ObliqueTree:
+    """Returns the name of the optimiser of each array."""
+    leaves = jax.tree.map(lambda _: "values", params.leaves)
+    if not params.leaves.is_constant:
+        leaves = leaves.replace(coefficients="slopes")
+    return params.replace(weights="splits", bias="splits", leaves=leaves)
 
 
 def _steps(run: Run) -> int:
@@ -266,7 +298,7 @@ def _advanced(run: Run, state: _State, before: Array, count: Array) -> tuple[_St
     method = training.Method(lambda batch, *, key: None, loss, lambda params, batch: None)
     size = run.recipe._schedule(len(run.batch.x)).batch_size
     once = training.step.one_step(method, run.batch, _optimizer(run), batch_size=size)
-    trained, history = training.loop.advance_up_to(once, state.training, count, MOST, step=before)
+    trained, history = training.loop.advance_up_to(once, state.training, count, step=before)
     return state._replace(training=trained), history.losses, ~trained.finite
 
 
@@ -280,8 +312,10 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
     model = SoftTrees(params.replace(leaves=leaves), state.initial, _sharpness(run, step), -bound, bound)
     outputs, weight = model.outputs(run.batch.x), run.batch.weight
     inside = jnp.ones(len(outputs), bool) if weight is None else weight > 0
-    lower, upper = _widened(outputs, inside.reshape(-1, *[1] * (outputs.ndim - 1)), 0)
-    return model.replace(lower=lower, upper=upper)
+    inside = inside.reshape(-1, *[1] * (outputs.ndim - 1))
+    low, high = jnp.where(inside, outputs, jnp.inf).min(0), jnp.where(inside, outputs, -jnp.inf).max(0)
+    margin = _MARGIN * (high - low)
+    return model.replace(lower=low - margin, upper=high + margin)
 
 
 def _loss(run: Run, model: SoftTrees, rows: Batch) -> Array:
@@ -325,11 +359,3 @@ def _deviation(outputs: Array, weight: Array | None) -> Array:
     mean = jnp.average(outputs, axis=0, weights=share)
     deviation = jnp.sqrt(jnp.average(jnp.square(outputs - mean), axis=0, weights=share)).mean()
     return jnp.where(deviation > 0, deviation, 1)
-
-
-def _widened(outputs: Array, mask: Array, axis: int) -> tuple[Array, Array]:
-    """Returns the range of masked outputs, extended on both sides; infinite if the mask is empty."""
-    low = jnp.where(mask, outputs, jnp.inf).min(axis)
-    high = jnp.where(mask, outputs, -jnp.inf).max(axis)
-    margin = _MARGIN * (high - low)
-    return low - margin, high + margin

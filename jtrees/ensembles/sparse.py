@@ -10,16 +10,16 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, pytree, topology, training
+from jtrees import pytree, topology, training
 from jtrees.data import Scaling, Table
 from jtrees.data.constraints import checked_groups, column_of_features
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import get
-from jtrees.search import MOST, Fitted, Problem, Recipe, Report, Run, option, options
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.minibatch import prediction_loss
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 from jtrees.validation import quoted
 
 _KEPT = 0.85  # part of the terms that a step keeps
@@ -190,11 +190,9 @@ def _largest_count(weights: np.ndarray, owner: np.ndarray) -> int:
 def _without_least(
     weights: np.ndarray, bias: np.ndarray, owner: np.ndarray, terms: int, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns splits with their largest terms only, and with scores of deviation 1.
-
-    The size of a term is the deviation of its column's contribution to the score, on the rows that reach the split. A
-    removed term is replaced by its mean.
-    """
+    """Returns splits with their largest terms only, and with scores of deviation 1."""
+    # The size of a term is the deviation of its column's contribution to the score, on the rows that reach the split. A
+    # removed term is replaced by its mean.
     x, weight = np.asarray(batch.x, np.float64), np.ones(len(batch.x))
     if batch.weight is not None:
         real = np.asarray(batch.weight) > 0
@@ -253,9 +251,7 @@ def _score(run: Run) -> Any:
 
 def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
     """Returns the initial state: the hard tree of the splits."""
-    kind, x = kinds.kind_of(_leaves(run), run.task), run.batch.x
-    hard = splits.replace(leaves=kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype))
-    hard = hard.refit(*run.batch)
+    hard = with_empty_leaves(splits, _leaves(run), run.task).refit(*run.batch)
     params = hard.replace(leaves=hard.leaves.trainable())
     # The key has no effect: the batch is full, and the loss is not random.
     return training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run))
@@ -267,7 +263,7 @@ def _advanced(run: Run, state: TrainState, mask: Array, before: Array, count: Ar
     every = 1 if score is None and _leaves(run) == "constant" else max(1, run.recipe.epochs // _EVALUATIONS)
     options: Any = {"score_every": every, "score": score}
     update = training.step.one_step(_method(run, mask), run.batch, _optimizer(run), **options)
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, ~state.finite
 
 

@@ -7,7 +7,7 @@ category, or a value and its indicator for missing values.
 
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.explain.changes import Change as Change, nearest_change as nearest_change
-from jtrees.explain.importance import importances as importances, permutation_importance as permutation_importance
+from jtrees.explain.importance import permutation_importance as permutation_importance
 from jtrees.explain.paths import Path as Path, Split as Split, path as path
 from jtrees.explain.shapley import Shapley as Shapley, shapley_values as shapley_values
 

@@ -8,9 +8,8 @@ import numpy as np
 from jtrees import exact
 from jtrees.explain.explained import ExplainedColumns, as_rows, relative
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
-from jtrees.tables.model import tree_of
+from jtrees.tables.model import features_of_rows, tree_of
 from jtrees.text import number_text
-from jtrees.tree import ObliqueTree
 
 _DIGITS = 5
 
@@ -45,8 +44,6 @@ def nearest_change(
     row: Any,
     x: Any,
     *,
-    columns: Sequence[str] | None = None,
-    target: int | None = None,
     extrapolate: bool = False,
     feature_names: Sequence[str] | None = None,
 ) -> Change | None:
@@ -54,26 +51,17 @@ def nearest_change(
 
     In classification the answer is the class, for a policy it is the action, and otherwise it is the leaf.
 
-    A leaf is the intersection of the half-spaces on its path. Its nearest point solves a quadratic program with one
-    constraint per level: least distance programming. Non-negative least squares solves the program (Lawson and Hanson,
-    Solving Least Squares Problems, 1974, chapter 23).
-
-    The distance to a leaf is at least the distance to the farthest half-space on its path. Leaves are solved in the
-    order of this lower bound. The search stops at the first leaf that cannot be nearer than a solved leaf, so it finds
-    the nearest leaf exactly. The nearest point lies on one or more splits. The changed sample lies a millionth of a
-    deviation beyond these splits, and farther if float32 requires it.
-
-    A column keeps to its range in ``x``, extended to the sample's own value. Each bound is one constraint.
+    The nearest point of a leaf solves a quadratic program with one constraint per level, by non-negative least squares
+    (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). The nearest leaf is found exactly. The
+    changed sample lies a millionth of a deviation beyond the splits that it crosses, and farther if float32 requires
+    it. A column keeps to its range in ``x``, extended to the sample's own value.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample: ``(p,)``, a Series of pandas, or a table of one row.
       x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
-        its bounds. Missing values do not count. Constant columns do not change.
-      columns: names of the columns that may change. None: all columns, and for raw tables all columns of numbers. A
-        missing value does not change.
-      target: the class to reach in classification, or the action of a policy. None: any answer that differs from the
-        current answer.
+        its bounds. Missing values do not count. Constant columns do not change, and neither does a missing value. Of a
+        raw table, only columns of numbers change.
       extrapolate: whether a column may leave its range in ``x``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
@@ -81,8 +69,7 @@ def nearest_change(
       The change, or None if no change of the columns leads to another answer.
 
     Raises:
-      ValueError: for a model other than a single tree, for rows that do not fit it, for unknown or non-numeric columns,
-        or for a target that no leaf can have.
+      ValueError: for a model other than a single tree, or for rows that do not fit it.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
@@ -94,68 +81,31 @@ def nearest_change(
     """
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     sample = described.row("row", row)
-    background = np.ma.array(described.features(x), mask=described.gaps(x))
-    free = described.free(columns) & ~described.gaps(as_rows(row))[0]
+    background = np.ma.array(features_of_rows(model, x), mask=described.gaps(x))
+    free = described.free() & ~described.gaps(as_rows(row))[0]
     deviation = np.where(free, background.std(0).filled(0), 0.0)
-    low, high = _range(sample[0], background, extrapolate)
+    low, high = np.full(len(free), -np.inf), np.full(len(free), np.inf)
+    if not extrapolate:  # the ranges in the background and in the sample
+        low = np.minimum(background.min(0).filled(sample[0]), sample[0])
+        high = np.maximum(background.max(0).filled(sample[0]), sample[0])
     bounds = (np.stack([low, high]) - sample[0]) / np.where(deviation > 0, deviation, 1)
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, relative(tree, x[None])[0]))
     margins = exact.row_scores(weights, bias, relative(tree, sample)[0])
     leaf = exact.row_leaf(margins)
-    targets = _target_leaves(tree, leaf, target)
-    if targets[leaf]:
-        return _changed(tree, described, sample[0], sample[0], leaf, deviation)
+    targets = np.arange(len(bias) + 1) != leaf
+    if tree.classes is not None:
+        answers = np.asarray(tree.leaves.values).argmax(-1)  # the class or action of each leaf
+        targets = answers != answers[leaf]
     for step, (directions, distances) in nearest_leaves(weights, margins, deviation, targets, bounds):
         for extra in 10.0 ** np.arange(-6, 0):
             beyond = least_distance_within(directions, distances + extra, bounds)
             changed = sample[0] + deviation * (step if beyond is None else beyond)
             changed = changed.clip(low, high)  # corrects rounding errors
-            if targets[leaf := leaf_at(changed)]:
-                return _changed(tree, described, sample[0], changed, leaf, deviation)
+            if not targets[leaf := leaf_at(changed)]:
+                continue
+            moved = np.flatnonzero(sample[0] != changed)
+            length = float(np.linalg.norm((changed - sample[0])[moved] / deviation[moved]))
+            old, new = ({described.names[described.owner[i]]: float(x[i]) for i in moved} for x in (sample[0], changed))
+            return Change(changed, length, leaf, np.asarray(tree.predict(changed[None]))[0], new, old)
     return None
-
-
-def _target_leaves(tree: ObliqueTree, leaf: int, target: int | None) -> np.ndarray:
-    """Returns a mask of the leaves that answer the target, ``(leaves,)`` bool.
-
-    If ``target`` is None, the mask has all leaves whose answer differs from that of ``leaf``.
-
-    Raises:
-      ValueError: for a target that no leaf can have.
-    """
-    if target is not None:
-        if tree.classes is None:
-            raise ValueError("target must be None: the leaves of this tree hold no classes")
-        if not 0 <= target < tree.classes:
-            kind = "an action" if tree.is_policy else "a class"
-            raise ValueError(f"target must be {kind} from 0 to {tree.classes - 1}, got {target}")
-    if tree.classes is None:
-        return np.arange(len(tree.bias) + 1) != leaf
-    answers = np.asarray(tree.leaves.values).argmax(-1)  # the class or action of each leaf
-    return answers != answers[leaf] if target is None else answers == target
-
-
-def _changed(
-    tree: ObliqueTree,
-    columns: ExplainedColumns,
-    before: np.ndarray,
-    after: np.ndarray,
-    leaf: int,
-    deviation: np.ndarray,
-) -> Change:
-    moved = np.flatnonzero(before != after)
-    length = float(np.linalg.norm((after - before)[moved] / deviation[moved]))
-    old, new = ({columns.names[columns.owner[i]]: float(x[i]) for i in moved} for x in (before, after))
-    return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], new, old)
-
-
-def _range(sample: np.ndarray, background: np.ma.MaskedArray, extrapolate: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lowest and the highest value of each feature in the background and in the sample, ``(p,)`` each.
-
-    With ``extrapolate``, the values are infinite.
-    """
-    if extrapolate:
-        return np.full(len(sample), -np.inf), np.full(len(sample), np.inf)
-    low, high = background.min(0).filled(sample), background.max(0).filled(sample)
-    return np.minimum(low, sample), np.maximum(high, sample)

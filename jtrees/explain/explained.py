@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrees import prediction, validation
+from jtrees import prediction
 from jtrees.tables.model import FrameModel, column_names, features_of_rows
 from jtrees.tree import ObliqueTree
 
@@ -27,18 +27,11 @@ class ExplainedColumns:
 
     @classmethod
     def from_model(cls, model: Any, feature_names: Sequence[str] | None) -> "ExplainedColumns":
-        if not isinstance(model, FrameModel) and not hasattr(model, "features"):
-            hint = validation.hint_of_estimator(model)
-            raise ValueError(f"model must be a fitted model, got {validation.quoted(model)}{hint}")
         names = column_names(model, feature_names)
         if not isinstance(model, FrameModel):
             return cls(names, np.arange(model.features), model)
         sizes = {column.name: column.features for column in model.encoder.named_columns if column.features}
         return cls(list(sizes), np.repeat(np.arange(len(sizes)), list(sizes.values())), model)
-
-    def features(self, x: Any) -> np.ndarray:
-        """Returns rows as features, ``(n, p)`` in float64."""
-        return features_of_rows(self.model, x)
 
     def gaps(self, x: Any) -> np.ndarray:
         """Returns which features of rows come from missing values, ``(n, p)`` bool."""
@@ -49,7 +42,7 @@ class ExplainedColumns:
 
     def row(self, name: str, row: Any) -> np.ndarray:
         """Returns one row as features, ``(1, p)``."""
-        x = self.features(as_rows(row))
+        x = features_of_rows(self.model, as_rows(row))
         if len(x) != 1:
             raise ValueError(f"{name} must be one row, got {len(x)}")
         return x
@@ -60,22 +53,13 @@ class ExplainedColumns:
         np.add.at(out, self.owner, terms)
         return out
 
-    def free(self, columns: Sequence[str] | None) -> np.ndarray:
-        """Returns a mask of the features that may change, ``(p,)`` bool: the first feature of each chosen column.
-
-        Raises:
-          ValueError: for a name that is not the name of a column of numbers.
-        """
-        possible = self.names
-        if isinstance(self.model, FrameModel):
-            schema = self.model.encoder.schema
-            possible = [name for name in self.names if schema.columns[name].kind == "number"]
-        for name in columns or ():
-            if name not in possible:
-                named = validation.quoted_list(possible)
-                raise ValueError(f"columns must be among {named}, got {validation.quoted(name)}")
-        chosen = [name in (possible if columns is None else columns) for name in self.names]
-        return np.append(True, self.owner[1:] != self.owner[:-1]) & np.array(chosen)[self.owner]
+    def free(self) -> np.ndarray:
+        """Returns which features may change, ``(p,)`` bool: the first feature of each column of numbers."""
+        first = np.append(True, self.owner[1:] != self.owner[:-1])
+        if not isinstance(self.model, FrameModel):
+            return first
+        columns = self.model.encoder.schema.columns
+        return first & np.array([columns[name].kind == "number" for name in self.names])[self.owner]
 
 
 def as_rows(row: Any) -> Any:

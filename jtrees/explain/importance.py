@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import validation
 from jtrees.explain.explained import ExplainedColumns
-from jtrees.tables.model import FrameModel
+from jtrees.tables.model import FrameModel, features_of_rows
 
 _ENTRIES = 2**22  # largest number of entries of the shuffled rows of a call
 
@@ -55,54 +55,25 @@ def permutation_importance(
       ({'x0': (5,), 'x1': (5,)}, 0.0)
     """
     validation.check_count("repeats", repeats)
-    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
-    columns = ExplainedColumns.from_model(model, feature_names)
-    features, y = columns.features(x), np.asarray(y)
+    rng, columns = rng_of(key), ExplainedColumns.from_model(model, feature_names)
+    features, y = features_of_rows(model, x), np.asarray(y)
     validation.check_rows(y, len(features))
-    predict = _predict_function(model)
+    predict = model.model.predict if isinstance(model, FrameModel) else model.predict
     baseline = float(score(y, predict(features)))
     fall = lambda column: baseline - float(score(y, predict(shuffled(features, column, rng))))
     masks = {name: columns.owner == i for i, name in enumerate(columns.names)}
     return {name: np.array([fall(column) for _ in range(repeats)]) for name, column in masks.items()}
 
 
-def importances(
-    model: Any, x: Any, *, key: Array | None = None, feature_names: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Returns how much the prediction depends on each column, as fractions of the sum over all columns.
-
-    The importance of a column is the mean absolute change of the prediction when the values of the column are shuffled.
-    Several outputs are averaged. Targets are not needed, so the importance says what the model uses, not what helps it:
-    see :func:`permutation_importance`. All features of a column are shuffled together.
-
-    Args:
-      model: any fitted model.
-      x: samples, ``(n, p)``, such as the training samples.
-      key: random key of the shuffles, by default ``jax.random.key(0)``.
-      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
-
-    Returns:
-      The importances by column name. Their sum is 1, or 0 for a constant model.
-
-    Raises:
-      ValueError: for rows that do not fit the model.
-
-    Example:
-      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
-      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 0.0]]), jnp.array([-1.0]), leaves)
-      >>> jtrees.explain.importances(tree, np.tile([[0.0, 7.0], [2.0, 8.0]], (5, 1)))
-      {'x0': 1.0, 'x1': 0.0}
-    """
-    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
-    columns = ExplainedColumns.from_model(model, feature_names)
-    changes = mean_changes(_predict_function(model), columns.features(x), columns.owner, len(columns.names), rng)
-    return dict(zip(columns.names, changes.tolist(), strict=True))
-
-
 def mean_changes(
     predict: Callable[[Any], Any], features: np.ndarray, owner: np.ndarray, columns: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns the importances of :func:`importances`, ``(columns,)``. ``owner`` is the column of each feature."""
+    """Returns how much the prediction depends on each column, as fractions of the sum over all columns, ``(columns,)``.
+
+    The importance of a column is the mean absolute change of the prediction when the values of the column are shuffled.
+    Several outputs are averaged. Targets are not needed, so the importance says what the model uses, not what helps it.
+    ``owner`` is the column of each feature, ``(p,)``. All features of a column are shuffled together.
+    """
     before, size = np.asarray(predict(features), np.float64), max(1, _ENTRIES // features.size)
     changes = np.zeros(columns)
     for first in range(0, columns, size):  # a call takes longer than its rows
@@ -120,6 +91,6 @@ def shuffled(features: np.ndarray, column: np.ndarray, rng: np.random.Generator)
     return result
 
 
-def _predict_function(model: Any) -> Callable[[Any], Any]:
-    """Returns the function that predicts for encoded features."""
-    return model.model.predict if isinstance(model, FrameModel) else model.predict
+def rng_of(key: Array | None) -> np.random.Generator:
+    """Returns the generator of NumPy for a random key; None: ``jax.random.key(0)``."""
+    return np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))

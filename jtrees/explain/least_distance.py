@@ -12,14 +12,9 @@ def nearest_leaves(
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """Yields the shortest step to the closure of each leaf, in deviations, and the constraints on the step.
 
-    Shorter steps come first. The constraints are ``g step >= h`` with unit vectors g.
-
-    Args:
-      weights: weights of all nodes, ``(nodes, p)``.
-      margins: the scores of the sample, ``(nodes,)``.
-      deviation: units of the steps, ``(p,)``.
-      targets: mask of the leaves that may be reached, ``(leaves,)`` bool.
-      bounds: the lowest and the highest step of each feature, in deviations, ``(2, p)``.
+    Shorter steps come first. The constraints are ``g step >= h`` with unit vectors g. ``margins`` are the scores of the
+    sample, ``(nodes,)``; ``targets`` are the leaves that may be reached, ``(leaves,)`` bool; ``bounds`` are the lowest
+    and the highest step of each feature, ``(2, p)``.
     """
     directions = weights * deviation
     length = np.sqrt(np.square(directions).sum(1))
@@ -62,11 +57,9 @@ def least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> n
     low, high = bounds
     below, above = np.zeros(len(low), bool), np.zeros(len(low), bool)
     while True:
-        low_features, high_features = np.flatnonzero(below), np.flatnonzero(above)
-        sides = np.zeros((len(low_features) + len(high_features), len(low)))
-        sides[np.arange(len(low_features)), low_features] = 1
-        sides[len(low_features) + np.arange(len(high_features)), high_features] = -1
-        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[low_features], -high[high_features]]))
+        units = lambda features: np.float64(np.flatnonzero(features)[:, None] == np.arange(len(low)))
+        sides = np.vstack([units(below), -units(above)])
+        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[below], -high[above]]))
         if step is None:
             return None
         lower, higher = (step < low) & ~below, (step > high) & ~above

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import exact
@@ -22,7 +21,7 @@ class Split:
     Attributes:
       node: number of the node, breadth first.
       margin: the score, ``weights @ x + bias``. The sample goes right if the score is positive, else left.
-      reference: the score of the reference.
+      reference: the score at zero in the model's own coordinates (``tree.origin``).
       parts: contribution of each column. Up to rounding, ``margin = reference + sum(parts.values())``.
     """
 
@@ -33,7 +32,8 @@ class Split:
 
     def __str__(self) -> str:
         side = "right" if self.margin > 0 else "left"
-        return f"node {self.node}: {_sum_text(self.margin, self.reference, self.parts)}, {side}"
+        margin, reference = (number_text(score, _DIGITS) for score in (self.margin, self.reference))
+        return f"node {self.node}: {margin} = {reference} {_parts_text(self.parts)}, {side}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Path:
       splits: the splits, root first. Nodes that do not split are omitted.
       leaf: number of the leaf.
       prediction: the prediction, ``()``, or ``(k,)`` for k outputs or classes.
-      parts: for linear leaves, the contribution of each column to the output, relative to the output of the leaf at the
-        reference. A contribution is ``(k,)`` for k outputs, and ignores the bounds of the leaf. None for other leaves.
+      parts: for linear leaves, the contribution of each column to the output, relative to the intercept of the leaf. A
+        contribution is ``(k,)`` for k outputs, and ignores the bounds of the leaf. None for other leaves.
     """
 
     splits: list[Split]
@@ -62,16 +62,12 @@ class Path:
         return "\n".join([*map(str, self.splits), last])
 
 
-def path(
-    model: Any, row: Any, *, reference: ArrayLike | None = None, feature_names: Sequence[str] | None = None
-) -> Path:
+def path(model: Any, row: Any, *, feature_names: Sequence[str] | None = None) -> Path:
     """Returns the path of a sample through a tree, and the contribution of each column to every score on the path.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample: ``(p,)``, a Series of pandas, or a table of one row.
-      reference: the sample to compare with, in the form of ``row``, such as the means of the training rows. The default
-        is zero in the model's own coordinates (``tree.origin``).
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Raises:
@@ -86,9 +82,7 @@ def path(
     """
     tree, columns = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     x = columns.row("row", row)
-    zero = np.zeros(tree.features, np.float32)
     z = relative(tree, x)[0]
-    base = zero if reference is None else relative(tree, columns.row("reference", reference))[0]
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     place, nodes, margins = 0, [], []
     while place < len(bias):
@@ -97,23 +91,18 @@ def path(
             nodes.append(place)
             margins.append(margin)
         place = 2 * place + 1 + (margin > 0)
-    leaf, path_weights = place - len(bias), weights[nodes]
-    references = exact.row_scores(path_weights, bias[nodes], base).tolist()
-    column_terms = columns.summed((path_weights * (z.astype(np.float64) - base)).T).T.tolist()
+    leaf = place - len(bias)
+    column_terms = columns.summed((weights[nodes] * z.astype(np.float64)).T).T.tolist()
     splits = [
-        Split(node, margin, reference, dict(zip(columns.names, terms, strict=True)))
-        for node, margin, reference, terms in zip(nodes, margins, references, column_terms, strict=True)
+        Split(node, margin, float(bias[node]), dict(zip(columns.names, terms, strict=True)))
+        for node, margin, terms in zip(nodes, margins, column_terms, strict=True)
     ]
     parts = None
     if not tree.leaves.is_constant:
         slopes = np.asarray(tree.leaves.coefficients, np.float64)[leaf]
-        terms = columns.summed((slopes.T * (z.astype(np.float64) - base)).T)
+        terms = columns.summed((slopes.T * z.astype(np.float64)).T)
         parts = dict(zip(columns.names, terms.tolist() if terms.ndim == 1 else list(terms), strict=True))
     return Path(splits, leaf, np.asarray(tree.predict(x))[0], parts)
-
-
-def _sum_text(total: float, base: float, parts: dict[str, float]) -> str:
-    return f"{number_text(total, _DIGITS)} = {number_text(base, _DIGITS)} {_parts_text(parts)}"
 
 
 def _parts_text(parts: dict[str, float]) -> str:

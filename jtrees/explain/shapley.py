@@ -11,8 +11,9 @@ import numpy as np
 
 from jtrees import compilation, prediction, processes, validation
 from jtrees.explain.explained import ExplainedColumns
+from jtrees.explain.importance import rng_of
 from jtrees.forest import Forest
-from jtrees.tables.model import FrameModel
+from jtrees.tables.model import FrameModel, features_of_rows
 
 _EXACT = 12  # largest number of columns with all 2^p coalitions
 _BLOCK = 8192  # samples evaluated at once
@@ -75,18 +76,13 @@ def shapley_values(
       [5.] [[ 6.25 -1.25]]
     """
     processes.require_xla("jtrees.explain.shapley_values")
-    columns, inner = (
-        ExplainedColumns.from_model(model, feature_names),
-        model.model if isinstance(model, FrameModel) else model,
-    )
-    samples, behind = columns.features(x), columns.features(background)
+    columns = ExplainedColumns.from_model(model, feature_names)
+    inner = model.model if isinstance(model, FrameModel) else model
+    samples, behind = features_of_rows(model, x), features_of_rows(model, background)
     validation.check_count("permutations", permutations)
     players = len(columns.names)
-    if players <= _EXACT:
-        sets, weights = _all_sets(players)
-    else:
-        seed = jax.random.bits(jax.random.key(0) if key is None else key, (4,))
-        sets, weights = _random_sets(players, permutations, np.random.default_rng(np.asarray(seed)))
+    exact = players <= _EXACT
+    sets, weights = _all_sets(players) if exact else _random_sets(players, permutations, rng_of(key))
     trees = 1
     if isinstance(inner, Forest) and inner.combine == "sum" and inner.link in ("identity", "sorted"):
         trees, inner = len(inner), inner.replace(combine="mean")  # the scaling belongs to one tree

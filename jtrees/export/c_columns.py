@@ -1,14 +1,16 @@
-"""The columns of a raw table in C: a struct for a row, enums for levels, and a function from a row to its features."""
+"""C source, and the columns of a raw table: a struct, enums for levels, and a function from a row to its features."""
 
+from functools import partial
 import itertools
 import re
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrees.export.c_text import Source, number
-from jtrees.export.encoding import Field, codes_of
+from jtrees.export import template
+from jtrees.export.encoding import Field
 from jtrees.export.template import c_comment, c_literal, period_code
-from jtrees.tables.frame import Frame
+from jtrees.tables.frame import Frame, level_codes
 from jtrees.tables.periods import PERIODS
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
@@ -28,6 +30,36 @@ HUGE_VAL I complex imaginary assert errno stdin stdout stderr signbit isnan isin
 IN OUT ERROR OPTIONAL TRUE FALSE BOOL CONST VOID DELETE DOMAIN OVERFLOW UNDERFLOW SING TLOSS PLOSS
 """  # words of C and C++, macros of compilers for some systems, and macros of C and Windows headers
 _LONGEST = 60  # maximum length of a name; C guarantees that 63 characters are significant
+
+
+class Source(NamedTuple):
+    """Writes C source in which all names begin with a prefix.
+
+    In templates, ``$`` stands for the prefix, and ``$$`` for the prefix in capitals.
+    """
+
+    prefix: str
+
+    def fill(self, text: str, **parts: Any) -> str:
+        """Returns a template with its parts, which may hold any text: see :func:`jtrees.export.template.fill`."""
+        return template.fill(text.replace("$$", self.prefix.upper()).replace("$", self.prefix), **parts)
+
+    def table(self, kind: str, name: str, values: Any, width: int | None = None) -> str:
+        """Returns the definition of a constant array.
+
+        ``width`` is the declared size of the last axis. Elements beyond the values are 0.
+        """
+        values = np.asarray(values)
+        shape = "".join(f"[{n}]" for n in (*values.shape[:-1], width or values.shape[-1]))
+        listed = template.array(values, partial(_number, kind=kind), "{}")
+        return f"static const {kind} {self.prefix}_{name}{shape} = {listed};"
+
+
+def _number(value: Any, kind: str) -> str:
+    """Returns a number as the shortest text that reads back as itself."""
+    if kind == "int":
+        return str(int(value))
+    return f"{np.float32(value)!s}f" if kind == "float" else str(np.float64(value))
 
 
 class Columns:
@@ -86,7 +118,7 @@ class Columns:
         for j, (field, member) in enumerate(zip(self.fields, self.members, strict=True)):
             raw, target = rows.columns[field.name], f"x.{member}" if self.named else f"x[{field.place}]"
             if field.kind == "text":
-                cells.append(codes_of(field, raw))
+                cells.append(level_codes(field.column.levels, raw))
                 lines.append(f"    {target} = (int)$_test_x[i][{j}];")
             else:
                 cells.append(np.where(raw.missing, 0.0, raw.values))
@@ -106,8 +138,9 @@ def _operation(source: Source, operation: Operation, value: str, place: int, tab
         code = f"{value} < 0 || {value} > {last} ? {last - 1} : {value}"
     else:
         code = source.fill("@X@ != @X@ ? @LAST@ : $_@PERIOD@(@X@)", X=value, LAST=last, PERIOD=operation.part)
-    numbers = {"START": number(operation.start, "double"), "CENTER": number(operation.center, "double")}
-    parts = numbers | {"X": value, "PLACE": place, "TABLE": table, "CODE": code, "WIDTH": operation.width}
+    start, center = (_number(value, "double") for value in (operation.start, operation.center))
+    parts = {"START": start, "CENTER": center, "X": value, "PLACE": place, "TABLE": table, "CODE": code}
+    parts["WIDTH"] = operation.width
     return source.fill(_OPERATIONS[operation.name], **parts)
 
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jtrees import io, validation
-from jtrees.export.c_columns import NO_FAST_MATH, Columns
-from jtrees.export.c_text import Source
+from jtrees.export.c_columns import NO_FAST_MATH, Columns, Source
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 

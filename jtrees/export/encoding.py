@@ -1,12 +1,11 @@
 """The encoding of a raw table's columns as plain arrays: the common part of all export formats with columns."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jtrees.tables import TableEncoder
-from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, level_codes
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.periods import PERIODS
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
@@ -40,8 +39,7 @@ class Field(NamedTuple):
 def fields_of(encoder: TableEncoder) -> list[Field]:
     """Returns the columns that a model uses, in the order of their features.
 
-    Raises:
-      ValueError: for levels in an array, because files find the columns of arrays by position, as numbers.
+    Raises ``ValueError`` for levels in an array, because files find the columns of arrays by position, as numbers.
     """
     schema, fields = encoder.schema, []
     if not schema.named and (text := [name for name, c in schema.used.items() if c.kind == "text"]):
@@ -51,13 +49,6 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
             missing = tuple(text for text in schema.missing if text not in column.training_levels)
             fields.append(Field(name, place, column, encoder.encodings[name].operations, missing))
     return fields
-
-
-def number_fields(names: Sequence[str], medians: np.ndarray | None) -> list[Field]:
-    """Returns the columns of an array. Without medians, the feature of a missing number is NaN."""
-    centers = np.full(len(names), np.nan) if medians is None else medians
-    operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
-    return [Field(name, j, ColumnSchema("number"), operations[j]) for j, name in enumerate(names)]
 
 
 def test_table(encoder: TableEncoder, rows: int) -> Frame:
@@ -86,8 +77,3 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             source = "durations" if column.durations else "text"
             sample[name] = RawColumn(column.kind, np.where(missing, np.nan, values), column.zone, source)
     return Frame(sample, named=encoder.schema.named)
-
-
-def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
-    """Returns the row of each level in the field's table, ``(n,)``."""
-    return level_codes(field.column.levels, raw)

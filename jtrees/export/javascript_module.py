@@ -1,5 +1,6 @@
 """Writes a tree or a forest as a JavaScript module."""
 
+import json
 import os
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from jtrees import io
 from jtrees.export.encoding import Field
 from jtrees.export.program import Program, program_of
-from jtrees.export.template import array, fill, javascript_literal, period_code
+from jtrees.export.template import array, fill, period_code
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS, DATES, ISO, LARGEST, MONTHS, TIME
 from jtrees.tables.periods import PERIODS
@@ -60,10 +61,10 @@ def _source(program: Program, fields: list[Field], width: int) -> str:
         ROW="an object with the columns as properties" if named else f"an array of {width} numbers",
         OUTPUTS="a number" if program.scalar else f"an array of {len(program.offset)} numbers",
         LEAVES="the leaf" if program.single else "an array of the leaves",
-        FIELDS=",\n".join(f"  {javascript_literal(_column(field))}" for field in fields),
+        FIELDS=",\n".join(f"  {json.dumps(_column(field))}" for field in fields),
         PERIODS="\n".join(periods),
-        BOOLEANS=javascript_literal(list(BOOLEANS.items())),
-        MONTHS=javascript_literal(MONTHS),
+        BOOLEANS=json.dumps(list(BOOLEANS.items())),
+        MONTHS=json.dumps(MONTHS),
         LARGEST=LARGEST,
         TABLES="\n".join(f"const {name.upper()} = {_array(values)};" for name, values in program.arrays.items()),
         CHECK=_CHECK_OBJECT if named else fill(_CHECK_ARRAY, WIDTH=width),

@@ -11,7 +11,7 @@ import numpy as np
 from jtrees import io
 from jtrees.export.encoding import MICROSECONDS, Field, fields_of
 from jtrees.export.program import Program, program_of
-from jtrees.export.template import array, fill, period_code, python_literal
+from jtrees.export.template import array, fill, period_code
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import Frame, RawColumn
@@ -72,7 +72,7 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     """Returns the source that computes features from the columns of a raw table, and the rows of the self-test."""
     schema, fields = encoder.schema, fields_of(encoder)
     if schema.named:
-        rows = [f"{python_literal(field.name)}: {_column(test_rows.columns[field.name])}" for field in fields]
+        rows = [f"{field.name!r}: {_column(test_rows.columns[field.name])}" for field in fields]
         check, test_x = _CHECK_MAPPING, "{" + ",\n".join(rows) + "}"
     else:
         check = fill(_CHECK_ARRAY, WIDTH=len(schema.columns)) + "    x = x.T\n"
@@ -80,26 +80,26 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     periods = [f'    "{name}": lambda day, time: {period_code(name, _STEPS)},' for name in PERIODS]
     listed = "\n".join(f"    ({_entry(field, named=schema.named)})," for field in fields)
     parts = {"CHECK": check, "COLUMNS": listed, "PERIODS": "\n".join(periods)}
-    return fill(_FEATURES_OF_COLUMNS, MISSING=python_literal(schema.missing), PARSE=_PARSE, **parts), test_x
+    return fill(_FEATURES_OF_COLUMNS, MISSING=repr(schema.missing), PARSE=_PARSE, **parts), test_x
 
 
 def _entry(field: Field, *, named: bool) -> str:
     """Returns the entry of a column in the file."""
     text_format = field.missing if field.kind == "text" else field.column.text_reading.form(field.column.zone)
     cells = field.name if named else field.place, field.column.value_kind, text_format, field.column.levels
-    literal = lambda value: _array(value) if isinstance(value, np.ndarray) else python_literal(value)
+    literal = lambda value: _array(value) if isinstance(value, np.ndarray) else repr(value)
     listed = lambda values: f"[{', '.join(values)}]"
     program = [listed(map(literal, (operation.name, *operation.arguments))) for operation in field.operations]
-    return ", ".join([*map(python_literal, cells), listed(program)])
+    return ", ".join([*map(repr, cells), listed(program)])
 
 
 def _column(raw: RawColumn) -> str:
     if raw.kind == "date":
-        return python_literal([None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()])
+        return repr([None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()])
     if raw.source == "durations":
         duration = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
         return f"[{', '.join('None' if np.isnan(days) else duration(days) for days in raw.values.tolist())}]"
-    return python_literal([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
+    return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
 
 
 def _moment(days: float, zone: str | None) -> str:

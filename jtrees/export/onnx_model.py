@@ -135,17 +135,10 @@ def _model(program: Program) -> Any:
     value = helper.make_tensor_value_info
     output_shape = [] if program.scalar else [len(program.offset)]
     leaf_shape = [] if program.single else [len(program.bias)]
-    graph = helper.make_graph(
-        add.nodes,
-        "jtrees",
-        inputs,
-        [
-            value("prediction", TensorProto.DOUBLE, ["n", *output_shape]),
-            value("leaf", TensorProto.INT64, ["n", *leaf_shape]),
-        ],
-        list(add.constants.values()),
-        doc_string=program.described(),
-    )
+    outputs = [value("prediction", TensorProto.DOUBLE, ["n", *output_shape])]
+    outputs.append(value("leaf", TensorProto.INT64, ["n", *leaf_shape]))
+    constants, about = list(add.constants.values()), program.described()
+    graph = helper.make_graph(add.nodes, "jtrees", inputs, outputs, constants, doc_string=about)
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_FOR_TEXT, 2)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="jtrees")
     model.ir_version = 8  # the version of the operators, which older runtimes read
@@ -165,25 +158,14 @@ def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
         inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(encoder.schema.columns)]))
     for field in fields:
         if named:
-            _check_name(field.name)
+            if field.name in ("prediction", "leaf", "") or field.name.startswith("jtrees.") or "\0" in field.name:
+                reserved = "'', 'prediction', 'leaf', 'jtrees....' and texts with the character 0"
+                raise ValueError(f"columns must have other names in ONNX than {reserved}, got {quoted(field.name)}")
             kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
         value = field.name if named else add("Gather", "x", np.int64(field.place), axis=1)
         parts += [_OPERATIONS[operation.name](add, operation, field, value) for operation in field.operations]
     return inputs, add("Concat", *parts, axis=1)
-
-
-def _check_name(name: str) -> None:
-    """Raises ``ValueError`` for a column name that an ONNX input cannot have."""
-    if name in ("prediction", "leaf"):
-        expected = "not be called 'prediction' or 'leaf', the names of the outputs"
-    elif name == "" or name.startswith("jtrees."):
-        expected = "have names in ONNX that do not begin with 'jtrees.'"
-    elif "\0" in name:
-        expected = "have names without the character 0 in ONNX"
-    else:
-        return
-    raise ValueError(f"columns must {expected}, got {quoted(name)}")
 
 
 def _difference(add: _Graph, operation: Operation, field: Field, value: str) -> str:
@@ -220,11 +202,11 @@ def _period(add: _Graph, operation: Operation, field: Field, value: str) -> str:
     """Adds the rows of days since 1970 in the table of a period."""
     from onnx import TensorProto
 
-    whole = lambda number: add("Cast", add("Floor", number), to=TensorProto.INT64)
+    floor = lambda number: add("Cast", add("Floor", number), to=TensorProto.INT64)
     missing = add("IsNaN", value)
     days = add("Where", missing, np.float64(0), value)
     time = add("Mul", add("Sub", days, add("Floor", days)), np.float64(DAY))
-    units = {"day": whole(days), "time": whole(add("Add", time, np.float64(0.5)))}
+    units = {"day": floor(days), "time": floor(add("Add", time, np.float64(0.5)))}
     operators = {"+": "Add", "*": "Mul", "//": "Div", "%": "Mod"}  # of numbers below 0, only Mod rounds down
     steps = {step: lambda x, n, name=name: add(name, x, np.int64(n)) for step, name in operators.items()}
     number = level_number(operation.part, units, steps)

@@ -11,6 +11,8 @@ from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables.frame import ColumnSchema
+from jtrees.tables.program import Operation
 from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
 from jtrees.validation import hint_of_estimator
@@ -72,7 +74,11 @@ class Program(NamedTuple):
         """Returns the columns of a row: those of the raw table, or a column of numbers for each name of a feature."""
         if self.encoder is not None:
             return encoding.fields_of(self.encoder)
-        return encoding.number_fields(feature_names, self.medians)
+        # Without medians, the feature of a missing number is NaN.
+        centers = np.full(len(feature_names), np.nan) if self.medians is None else self.medians
+        operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
+        kind = ColumnSchema("number")
+        return [encoding.Field(name, j, kind, operations[j]) for j, name in enumerate(feature_names)]
 
     def relative(self, x: np.ndarray) -> np.ndarray:
         """Returns samples relative to the origin, ``(n, p)`` float32."""
@@ -107,19 +113,16 @@ class Program(NamedTuple):
 
     def described(self) -> str:
         """Returns a line that describes the model."""
-        trees = f"{len(self.bias)} trees" if not self.single else "a tree"
+        trees = f"{'a tree' if self.single else f'{len(self.bias)} trees'} of depth {self.depth}"
         kind = "constant" if self.coefficients is None else "linear"
-        return (
-            f"{trees} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
-        )
+        return f"{trees} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
 
 
 def program_of(model: Any) -> Program:
     """Returns the program of a model.
 
-    Raises:
-      ValueError: for models other than trees and forests of trees, for weights that are not float32, for numbers that
-        are not finite, or for votes of linear leaves.
+    Raises ``ValueError`` for models other than trees and forests of trees, for weights that are not float32, for
+    numbers that are not finite, or for votes of linear leaves.
     """
     encoder = None
     if isinstance(model, FrameModel):
@@ -131,9 +134,8 @@ def program_of(model: Any) -> Program:
         detail = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         detail = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else detail
         came = f"{type(model).__name__}{detail}"
-        alternative = "to_stablehlo takes all others"
-        hint = hint_of_estimator(model)
-        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({alternative}), got {came}{hint}")
+        expected = "an ObliqueTree or a Forest of them (to_stablehlo takes all others)"
+        raise ValueError(f"model must be {expected}, got {came}{hint_of_estimator(model)}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves, wide = tree.origin, tree.leaves, lambda a: np.asarray(a, np.float64)
@@ -157,6 +159,7 @@ def program_of(model: Any) -> Program:
     zero = np.zeros(tree.features) if origin is None else np.asarray(origin.x, np.float64)[0]
     offset = np.zeros(k) if origin is None or origin.y is None else np.asarray(origin.y, np.float64)[0] * np.ones(k)
     divisor = 1 if forest.combine == "sum" else trees
+    medians = None if encoder is not None or forest.medians is None else wide(forest.medians)
     program = Program(
         np.asarray(tree.weights),
         np.asarray(tree.bias),
@@ -171,7 +174,7 @@ def program_of(model: Any) -> Program:
         is_tree,
         scalar,
         encoder,
-        None if encoder is not None or forest.medians is None else wide(forest.medians),
+        medians,
     )
     for name, numbers in program.arrays.items():
         if numbers is not None and not (finite := np.isfinite(numbers)).all():

@@ -1,10 +1,10 @@
-"""Text formats: templates, arrays of numbers, and for each language the rule of escape.
+"""Text formats: templates, arrays of numbers, and the rules of escape of C and SQL.
 
-A name or a level may hold any characters. The rule of a language writes it as a literal, a name or a comment.
+A name or a level may hold any characters. The rule of a language writes it as a literal, a name or a comment. The rule
+of Python is ``repr``, and that of JavaScript ``json.dumps``.
 """
 
 from collections.abc import Callable, Mapping
-import json
 import re
 from typing import Any
 
@@ -27,26 +27,12 @@ def array(values: np.ndarray, number: Callable[[Any], str] = str, brackets: str 
 
 
 def period_code(name: str, steps: Mapping[str, str], *, day: str = "day", time: str = "time") -> str:
-    """Returns code for the number of the level of a period of dates.
+    """Returns code for the number of the level of a period of dates, from code of the day and the time.
 
-    Args:
-      name: name of the period.
-      steps: code of each operation of :class:`jtrees.tables.periods.Period`, in which ``{0}`` stands for a value, and
-        ``{1}`` for a whole number. All but sums need no brackets, because they have equal precedence.
-      day: code of the day.
-      time: code of the time.
+    ``steps`` has the code of each operation of :class:`jtrees.tables.periods.Period`, in which ``{0}`` stands for a
+    value, and ``{1}`` for a whole number. All but sums need no brackets, because they have equal precedence.
     """
     return level_number(name, {"day": day, "time": time}, {step: code.format for step, code in steps.items()})
-
-
-def python_literal(value: Any) -> str:
-    """Returns plain data as a literal of Python."""
-    return repr(value)
-
-
-def javascript_literal(value: Any) -> str:
-    """Returns plain data as a literal of JavaScript, in ASCII."""
-    return json.dumps(value)
 
 
 def c_literal(text: str) -> str:
@@ -64,8 +50,7 @@ def c_comment(text: str) -> str:
 def sql_name(text: str) -> str:
     """Returns the name of a column or a table.
 
-    Raises:
-      ValueError: for characters that a database or a file of text does not preserve.
+    Raises ``ValueError`` for characters that a database does not preserve.
     """
     return _delimited(text, '"')
 

@@ -88,7 +88,10 @@ def fit_hierarchical(
         values, _ = fitted(strength)
     else:
         strengths = xp.asarray(STRENGTHS, y.dtype)
-        values, criterion = _mapped(fitted, strengths)
+        if xp is np:
+            values, criterion = map(np.stack, zip(*map(fitted, strengths), strict=True))
+        else:
+            values, criterion = jax.lax.map(fitted, strengths)
         best = xp.argmin(criterion)
         values, strength = values[best], strengths[best]
     return xp.where((strength == 0) & (count > 0), leaf_means, mean + values).reshape(shape), strength
@@ -97,11 +100,9 @@ def fit_hierarchical(
 def _shrunk(
     levels: list[Array], per_weight: list[Array], total: Array, costs: Array, strength: Array
 ) -> tuple[Array, Array]:
-    """Returns the shrunk means of the leaves, relative to the mean of all rows, and their degrees of freedom.
-
-    ``levels`` are sums of weights, of their squares and of targets at the nodes of each level, from the root.
-    ``per_weight`` has the ratio q of each node.
-    """
+    """Returns the shrunk means of the leaves, relative to the mean of all rows, and their degrees of freedom."""
+    # `levels` are sums of weights, of their squares and of targets at the nodes of each level, from the root.
+    # `per_weight` has the ratio q of each node.
     xp = module_of(*levels)
     means = lambda sums: _ratio(sums[:, 2:], sums[:, :1])
     values, freedom = levels[0][:, 2:] / total, _COST * per_weight[0].sum()
@@ -114,13 +115,6 @@ def _shrunk(
         increase = topology.pairs(child_q).sum(1) - parent_q
         freedom += xp.where(topology.pairs(is_reached).all(1), share * split_costs * increase, 0).sum()
     return values, freedom
-
-
-def _mapped(fn: Any, numbers: Array) -> tuple[Array, ...]:
-    """Returns the results of a function for each number, stacked."""
-    if module_of(numbers) is np:
-        return tuple(np.stack(arrays) for arrays in zip(*map(fn, numbers), strict=True))
-    return jax.lax.map(fn, numbers)
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:

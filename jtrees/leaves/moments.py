@@ -13,23 +13,14 @@ _BLOCK = 2**12  # maximum number of samples in a block, whose products are added
 
 
 class Moments(NamedTuple):
-    """Moments of m nodes. A row holds p features and k targets.
+    """Moments of m nodes. A row holds p features and k targets."""
 
-    Attributes:
-      count: weight of the samples, ``(m,)``.
-      squares: sum of the squared weights, ``(m,)``.
-      mean: mean of the rows, ``(m, p + k)``.
-      second: sums of centred second moments, ``(m, p + k, p + k)``.
-      low: smallest target, ``(m, k)``; infinity for a node without samples.
-      high: largest target, ``(m, k)``; minus infinity for a node without samples.
-    """
-
-    count: Float[Array, " m"]
-    squares: Float[Array, " m"]
-    mean: Float[Array, "m r"]
-    second: Float[Array, "m r r"]
-    low: Float[Array, "m k"]
-    high: Float[Array, "m k"]
+    count: Float[Array, " m"]  # weight of the samples, (m,)
+    squares: Float[Array, " m"]  # sum of the squared weights, (m,)
+    mean: Float[Array, "m r"]  # mean of the rows, (m, p + k)
+    second: Float[Array, "m r r"]  # sums of centred second moments, (m, p + k, p + k)
+    low: Float[Array, "m k"]  # smallest target, (m, k); infinity for a node without samples
+    high: Float[Array, "m k"]  # largest target, (m, k); minus infinity for a node without samples
 
 
 def merge(left: Moments, right: Moments) -> Moments:
@@ -72,10 +63,8 @@ def effective(nodes: Moments) -> Moments:
 
 
 def with_ancestors(leaves: Moments) -> Moments:
-    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right.
-
-    Leaf i is node ``2 i``. :func:`ancestors` returns the ancestors of each leaf.
-    """
+    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right."""
+    # Leaf i is node `2 i`. `ancestors` returns the ancestors of each leaf.
     m = len(leaves.count)
     node = np.arange(2 * m - 1)
     size = (node + 1) & -(node + 1)  # number of leaves
@@ -93,9 +82,7 @@ def with_ancestors(leaves: Moments) -> Moments:
 
 
 def ancestors(num_leaves: int) -> np.ndarray:
-    """Returns the nodes on the path to each leaf, from the root to the leaf, ``(depth + 1, leaves)``.
-
-    The nodes are numbered as in :func:`with_ancestors`.
-    """
+    """Returns the nodes on the path to each leaf, from the root to the leaf, ``(depth + 1, leaves)``."""
+    # The nodes are numbered as in `with_ancestors`.
     height = np.arange(num_leaves.bit_length() - 1, -1, -1)[:, None]
     return ((2 * (np.arange(num_leaves) >> height) + 1) << height) - 1

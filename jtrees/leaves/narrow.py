@@ -21,19 +21,14 @@ WIDEST = 64  # largest number of features with a slope of their own in each leaf
 
 
 class Narrowing(NamedTuple):
-    """A linear map of many features to few, and the ridge regression of all samples as a model of the few.
+    """A linear map of many features to few, and the ridge regression of all samples as a model of the few."""
 
-    Attributes:
-      matrix: the map, ``(p, WIDEST)``. Its first columns select features. The other columns are the directions of the
-        ridge regression, in the mean unit of the selected features.
-      slopes: slopes of the ridge regression, ``(WIDEST, k)``.
-      df: degrees of freedom of the ridge regression of each output, ``(k,)``.
-      cost: how many degrees of freedom a degree of freedom of the features costs, because they were selected, ``(k,)``.
-    """
-
+    # The map, (p, WIDEST). Its first columns select features. The other columns are the directions of the ridge
+    # regression, in the mean unit of the selected features.
     matrix: Float[Array, "p q"]
-    slopes: Float[Array, "q k"]
-    df: Float[Array, " k"]
+    slopes: Float[Array, "q k"]  # slopes of the ridge regression, (WIDEST, k)
+    df: Float[Array, " k"]  # degrees of freedom of the ridge regression of each output, (k,)
+    # How many degrees of freedom a degree of freedom of the features costs, because they were selected, (k,)
     cost: Float[Array, " k"]
 
 
@@ -42,18 +37,14 @@ def select_features(
 ) -> Narrowing:
     """Returns a map of p features to ``WIDEST`` features, fewer than p.
 
-    Features are selected by the sum of three squared statistics, each about 1 for a feature without effect:
+    Features are standardised, targets centred, and weights have mean 1. ``scale`` has the deviations of the features in
+    the units that the map takes, infinite for constant features. Features are selected by the sum of three squared
+    statistics, each about 1 for a feature without effect:
 
     - the slope of the ridge regression, by its standard error;
     - the covariance of the feature with the residual times the prediction, since a feature that divides the samples
       into parts with other slopes changes the slope of the prediction;
     - the covariance of the square of the feature with the residual.
-
-    Args:
-      x: standardised features.
-      y: centred targets.
-      weight: weights with mean 1.
-      scale: deviations of the features in the units that the map takes; infinite for constant features.
     """
     samples = effective(weight)
     fitted = ridge(x, y, samples, (np.inf, *STRENGTHS))
@@ -90,12 +81,10 @@ def select_features(
 
 
 def cost_of_selection(p: int) -> float:
-    """Returns how many degrees of freedom a degree of freedom of features costs that are selected by their noise.
-
-    Without signal, the squared statistics of p features are chi-square variables of mean 1. The selected features have
-    the largest of them. The cost is their mean, for normal variables z: the mean of ``z**2`` where ``|z|`` is above its
-    quantile q is ``1 + 2 q density(q) / share``.
-    """
+    """Returns how many degrees of freedom a degree of freedom of features costs that are selected by their noise."""
+    # Without signal, the squared statistics of p features are chi-square variables of mean 1. The selected features
+    # have the largest of them. The cost is their mean, for normal variables z: the mean of `z**2` where `|z|` is above
+    # its quantile q is `1 + 2 q density(q) / share`.
     share, normal = WIDEST / p, NormalDist()
     if share >= 1:
         return 1.0

@@ -55,11 +55,10 @@ _MARGIN = 0.1  # extension of the range of outputs on both sides, as a fraction 
 
 
 class _Models(NamedTuple):
-    """Models of the nodes of a level, with their degrees of freedom, GCV losses, and ranges of targets.
+    """Models of the nodes of a level, with their degrees of freedom, GCV losses, and ranges of targets."""
 
-    ``low`` and ``high`` belong to the node where the model was fitted. This node is the node itself, or the nearest
-    ancestor whose model it shares.
-    """
+    # `low` and `high` belong to the node where the model was fitted. This node is the node itself, or the nearest
+    # ancestor whose model it shares.
 
     slopes: Array
     intercept: Array
@@ -86,10 +85,9 @@ class _Node(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit.
+    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit."""
 
-    A degree of freedom of the slopes of a correction costs ``cost`` degrees of freedom, ``(k,)``.
-    """
+    # A degree of freedom of the slopes of a correction costs `cost` degrees of freedom, (k,).
 
     slopes: Any
     df: Any
@@ -102,10 +100,8 @@ _OUTPUT_AXES: Any = (None, None, 1, None, 2, 1, None, None, 1, 1)  # of the mome
 
 
 def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
-    """Returns standardised features joined with targets, the weights, and the mean and scale of the columns.
-
-    All columns are centred. Features have unit variance, except that constant features are 0. Gradients are stopped.
-    """
+    """Returns standardised features joined with targets, the weights, and the mean and scale of the columns."""
+    # All columns are centred. Features have unit variance, except that constant features are 0. Gradients are stopped.
     x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
     weight = segments.mean_one(ones_or(sample_weight, x))
     joined = jnp.concatenate([x, floating(y).astype(x.dtype).reshape(len(x), -1)], axis=1)
@@ -119,10 +115,8 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
 
 @partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int, root: _Root | None) -> _Models:
-    """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets.
-
-    ``root`` is the model of the root; None: it is fitted.
-    """
+    """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets."""
+    # `root` is the model of the root; None: it is fitted.
     leaves = moments.of_leaves(rows, p, weight, leaf_index, num_leaves)
     nodes = moments.effective(moments.with_ancestors(leaves))
     means, features, zero = nodes.mean, nodes.second[:, :p, :p], jnp.zeros(num_leaves, rows.dtype)
@@ -155,11 +149,9 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
 
 
 def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any, cost: Any) -> _Models:
-    """Returns the models of a level from the level's moments and the parents' models.
-
-    ``split`` is the number of degrees of freedom of a split, and ``width`` the number of features of the root's
-    model. ``cost`` is as in :class:`_Root`.
-    """
+    """Returns the models of a level from the level's moments and the parents' models."""
+    # `split` is the number of degrees of freedom of a split, and `width` the number of features of the root's model.
+    # `cost` is as in `_Root`.
     count, tiny = node.count, jnp.finfo(node.count.dtype)
     residual = node.cross - jnp.einsum("lpq,lq->lp", node.second, parents.slopes, precision="highest")
     left = jnp.maximum(node.alone - (parents.slopes * (node.cross + residual)).sum(1), 0)

@@ -12,7 +12,7 @@ from jtrees.leaves.hierarchical import fit_hierarchical
 from jtrees.segments import Array, common, module_of
 from jtrees.tasks.base import Loss, at_every_sample, linked
 from jtrees.tasks.errors import SquaredError
-from jtrees.text import number_text, shares_text
+from jtrees.text import classes_text, number_text
 
 _SQUARED = SquaredError()
 
@@ -41,14 +41,7 @@ class Values:
 
     @classmethod
     def start(
-        cls,
-        key: Array,
-        num_leaves: int,
-        x: Array,
-        y: Array,
-        outputs: tuple[int, ...],
-        *,
-        loss: Loss = _SQUARED,
+        cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...], *, loss: Loss = _SQUARED
     ) -> "Values":
         """Returns random initial leaves."""
         return cls(loss.start(key, y, (num_leaves, *outputs), x.dtype), loss)
@@ -195,4 +188,6 @@ class Values:
             return ", ".join(number_text(number, digits, zero) for number, zero in zip(numbers, zeros, strict=True))
         if self.choice == "action" and predicted.max() == 1:
             return str(class_names[predicted.argmax()])
-        return shares_text(predicted, digits, class_names, max_terms)
+        pairs = zip(class_names, predicted, strict=True)
+        texts = [f"{name}: {number_text(share, digits)}" for name, share in pairs]
+        return classes_text(predicted, texts, max_terms)

@@ -1,6 +1,6 @@
 """Losses of samples as pure functions, and losses of tasks with links, derivatives and best constants.
 
-The module also has the fits of leaf values: means, class frequencies and quantiles of the targets in each leaf.
+The module also has fits of leaf values: means, and constants by Newton steps.
 """
 
 from jtrees._public import list_public_names as _list_public_names
@@ -19,11 +19,6 @@ from jtrees.tasks.errors import (
     Quantile as Quantile,
     SquaredError as SquaredError,
 )
-from jtrees.tasks.fits import (
-    class_counts as class_counts,
-    fit_constant as fit_constant,
-    newton_constants as newton_constants,
-    weighted_quantiles as weighted_quantiles,
-)
+from jtrees.tasks.fits import fit_constant as fit_constant, newton_constants as newton_constants
 
 _list_public_names(__name__, home="jtrees.tasks")

@@ -12,7 +12,7 @@ from jtrees.methods.bandit import (
     two_rates as two_rates,
 )
 from jtrees.methods.bandit_stream import BanditRun as BanditRun, run_bandit as run_bandit
-from jtrees.methods.clustering import LatentClustering as LatentClustering, dendrogram_purity as dendrogram_purity
+from jtrees.methods.clustering import LatentClustering as LatentClustering
 from jtrees.methods.dgt import DGT as DGT, ChainedTree as ChainedTree, dgt as dgt
 from jtrees.methods.dtsemnet import DTSemNet as DTSemNet, dtsemnet as dtsemnet
 from jtrees.methods.grande import GRANDE as GRANDE, GRANDEModel as GRANDEModel, grande as grande

@@ -188,9 +188,6 @@ def two_rates(splits: Any, leaves: Any) -> optax.GradientTransformation:
     return optax.partition({"splits": rmsprop(splits), "leaves": rmsprop(leaves)}, kinds)
 
 
-# --- The model: a tree, or one linear score per action ----------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class _Learner:
     """The common part of the learners: a tree or, at depth 0, linear scores, with outputs ``()`` or ``(K,)``."""
@@ -268,9 +265,6 @@ def check_state(state: Any, init: Callable[..., BanditState]) -> None:
             raise ValueError(
                 f"state must be a state of this learner, with {name} of shapes {expected_shapes}, got {shapes}"
             )
-
-
-# --- Checks -----------------------------------------------------------------------------------------------------------
 
 
 def _check_probability(name: str, value: Any) -> None:

@@ -1,8 +1,7 @@
-"""Hierarchical clustering by a LatentTree (Zantedeschi et al. 2021, section 4.2), and a measure of a hierarchy."""
+"""Hierarchical clustering by a LatentTree (Zantedeschi et al. 2021, section 4.2)."""
 
 from typing import Any, Literal
 
-from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import pytree, validation as checks
@@ -37,10 +36,8 @@ class LatentClustering(LatentRecipe):
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters.
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
-      patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
-        unit is a hundredth of all updates.
-      early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
-        value, or after a quarter of all evaluations in a row without a lower loss on ``validation``.
+      patience: see :class:`jtrees.LatentTree`.
+      early_stopping: see :class:`jtrees.LatentTree`.
 
     Example:
       >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty
@@ -102,55 +99,3 @@ def _checked_columns(target_features: Any, p: int) -> np.ndarray:
             f"target_features must be some of the columns 0..{p - 1}, not all, got {checks.quoted(target_features)}"
         )
     return columns
-
-
-def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike | None = None) -> float:
-    """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005).
-
-    For a pair of samples of one class, take the samples below their lowest common ancestor, and the fraction of that
-    class among these samples. The purity is the mean of this fraction over all such pairs. The pairs that meet at a
-    node are the pairs below it without the pairs below its children. So the cost is O(n + nodes x classes).
-
-    Args:
-      leaves: leaf of each sample, ``(n,)``: indices of leaves of a perfect binary tree, from 0. If ``parent`` is given,
-        indices of nodes.
-      labels: class of each sample, ``(n,)``, of any type.
-      parent: parent of each node of an arbitrary tree, -1 for the root. Children have larger indices than their
-        parents.
-
-    Returns:
-      The purity, between 0 and 1.
-
-    Raises:
-      ValueError: for shapes that differ, indices out of range, an invalid ``parent``, or no class with two samples.
-    """
-    ends, labels = np.asarray(leaves), np.asarray(labels)
-    if ends.ndim != 1 or labels.shape != ends.shape or ends.dtype.kind not in "iu" or (ends < 0).any():
-        raise ValueError(
-            f"leaves must be whole numbers from 0, with a label for each, got shapes {ends.shape} and {labels.shape}"
-        )
-    largest, ends = int(ends.max(initial=0)), ends.astype(np.int64)
-    if parent is None:
-        if largest >= 2**checks.MAX_DEPTH:
-            raise ValueError(f"leaves must be below 2**{checks.MAX_DEPTH} unless parent is given, got {largest}")
-        inner = 2 ** largest.bit_length() - 1
-        ends, above = ends + inner, (np.arange(2 * inner + 1) - 1) // 2
-    else:
-        above = np.asarray(parent)
-        ordered = above.ndim == 1 and above.dtype.kind in "iu" and (above < np.arange(len(above))).all()
-        if not ordered or (above < -1).any() or (above[1:] < 0).any():
-            raise ValueError("parent must hold -1 first, and for every later node the number of an earlier one")
-        if largest >= len(above):
-            raise ValueError(f"leaves must be nodes 0..{len(above) - 1} of parent, got {largest}")
-    classes, class_index = np.unique(labels, return_inverse=True)
-    below = np.zeros((len(above), len(classes)))
-    np.add.at(below, (ends, class_index), 1)
-    for node in range(len(above) - 1, 0, -1):
-        below[above[node]] += below[node]
-    pairs = below * (below - 1) / 2
-    meet = pairs.copy()
-    np.subtract.at(meet, above[1:], pairs[1:])
-    if not (total := meet.sum()):
-        raise ValueError("labels must have at least two samples of one class, got none")
-    size = below.sum(1, keepdims=True)
-    return float((meet * below / np.maximum(size, 1)).sum() / total)

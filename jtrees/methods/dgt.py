@@ -18,12 +18,7 @@ import optax
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.monotone import ascending, without_negative
-from jtrees.search import (
-    MiniBatchRecipe,
-    Run,
-    checked_values,
-    option,
-)
+from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.search.minibatch import output_loss
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -62,9 +57,6 @@ class ChainedTree:
         return ObliqueTree(joined[:, :-1], joined[:, -1], self.leaves)
 
 
-# --- The method ------------------------------------------------------------------------------------------------------
-
-
 def dgt(
     depth: int,
     *,
@@ -80,26 +72,16 @@ def dgt(
     """Returns the DGT method, which trains the hard tree by the dense gradient of :func:`jtrees.routing.path_sum`.
 
     A sample has the value of the leaf that it reaches. Let ``q_l`` be the number of decisions on the path to leaf l
-    that agree with the decisions of the sample, minus the number that disagree. The gradient is that of
-    ``sum_l softmax(q)_l values_l``, with a straight-through derivative of the decisions (Algorithm 2).
+    that agree with the decisions of the sample, minus the number that disagree. The gradient is that of ``sum_l
+    softmax(q)_l values_l``, with a straight-through derivative of the decisions (Algorithm 2).
 
     Parameters are a :class:`ChainedTree`. The loss is the hard tree's loss plus the penalties, and the score is the
     loss without the penalties. The method assumes features of mean 0 and deviation 1, and regression targets, ``(n,)``
-    or ``(n, k)``, in [0, 1].
+    or ``(n, k)``, in [0, 1]. In classification, leaves hold logits.
 
-    Args:
-      depth: depth of the tree, 1 to 16 (the paper's height).
-      task: what is predicted, and by which loss. In classification, leaves hold logits.
-      widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
-      window: scores that pass gradients. ``"unit"`` is the paper's straight-through rule ``1[|z| <= 1]``. It fails on
-        heavy-tailed features, whose scores are rarely near 1. ``"mean"`` measures z in units of the mean of ``|z|``
-        over the batch and the nodes. So the scale of features, weights or updates cannot close the window.
-      refit: whether hardening refits the leaves (means of targets or class frequencies) or keeps the trained leaves.
-      l1: strength of ``sum |w|`` over the collapsed split weights, without biases.
-      l2: strength of ``sum w^2`` over the same weights.
-      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
-        features count as 0, and initial leaves rise from left to right.
-      implementation: implementation of the outputs and their gradient, XLA or a kernel: see :mod:`jtrees.ops`.
+    The arguments are those of :class:`jtrees.DGT`, except for ``monotone``, the features in which predictions must not
+    fall, ``(p,)`` bool, or None. Negative weights of these features count as 0, and initial leaves rise from left to
+    right.
 
     Raises:
       ValueError: for a depth, a width or a penalty out of range, or an unknown option.
@@ -125,15 +107,16 @@ def dgt(
         value = losses.weighted_mean(task.loss(outputs, y), weight)
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
-    harden = lambda params, batch: _hardened(signed_tree(params, monotone), batch, refit)
+    def harden(params: ChainedTree, batch: Batch) -> ObliqueTree:
+        tree = signed_tree(params, monotone)
+        return tree.refit(*batch) if refit else tree.replace(leaves=tree.leaves.hardened())
+
     return training.Method(init, total, harden)
 
 
 def signed_tree(params: ChainedTree, monotone: Array | None) -> ObliqueTree:
-    """Returns the tree of a chain, in which negative weights of monotone features count as 0.
-
-    The gradient passes unchanged, so negative weights can become positive. If ``monotone`` is None, no weight changes.
-    """
+    """Returns the tree of a chain, in which negative weights of monotone features count as 0."""
+    # The gradient passes unchanged, so negative weights can become positive. If `monotone` is None, no weight changes.
     tree = params.tree()
     if monotone is None:
         return tree
@@ -158,15 +141,6 @@ def random_chain(
     return ChainedTree(factors, kinds.Values(values))
 
 
-def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
-    if refit:
-        return tree.refit(*batch)
-    return tree.replace(leaves=tree.leaves.hardened())
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
 @pytree.dataclass(kw_only=True)
 class DGT(MiniBatchRecipe):
     """DGT's recipe (Algorithm 3, with the optimiser of the paper's appendix).
@@ -187,13 +161,15 @@ class DGT(MiniBatchRecipe):
       learning_rate: peak learning rate.
       widths: hidden widths of the over-parameterised splits; ``()`` for no hidden layer. The paper has two widths that
         grow with depth, such as (1008, 1008) at depth 6.
-      window: scores that pass gradients, ``"mean"`` or ``"unit"``: see :func:`jtrees.methods.dgt`.
+      window: scores that pass gradients. ``"unit"`` is the paper's straight-through rule ``1[|z| <= 1]``. It fails on
+        heavy-tailed features, whose scores are rarely near 1. ``"mean"`` measures z in units of the mean of ``|z|``
+        over the batch and the nodes. So the scale of features, weights or updates cannot close the window.
       refit: whether the leaves are refitted at the end, to means of targets or class frequencies.
       momentum: momentum of RMSprop, in [0, 1), or None for no momentum.
       cycles: number of decays of the learning rate from its peak to zero, at most the number of updates.
       clip: maximum norm of the gradient.
-      l1: strength of the L1 penalty on split weights (of scaled data).
-      l2: strength of the L2 penalty on split weights (of scaled data).
+      l1: strength of the penalty ``sum |w|`` of split weights (of scaled data), without biases.
+      l2: strength of the penalty ``sum w^2`` of the same weights.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
       early_stopping: whether training ends after 1.1 cycles without a lower loss on ``validation``.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are

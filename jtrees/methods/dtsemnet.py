@@ -17,8 +17,6 @@ from jaxtyping import Array, Float
 import optax
 
 from jtrees import leaves as kinds, losses, ops, pytree, routing, topology, training
-from jtrees.data import Scaling, Table
-from jtrees.data.scaling import check_slopes
 from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
@@ -30,12 +28,8 @@ def class_logits(
 ) -> Float[Array, "n classes"]:
     """Returns the pooled outputs of the leaves of each class, up to a constant of the sample. Leaf l has class l mod K.
 
-    The constant is ``sum_j |z_j|``, the output of the reached leaf. A softmax does not depend on it.
-
-    Args:
-      scores: split scores.
-      classes: number of classes, at most the number of leaves.
-      pooling: ``"max"``: the largest output. ``"sum"``: the logarithm of the sum of the exponentials.
+    The constant is ``sum_j |z_j|``, the output of the reached leaf. A softmax does not depend on it. ``pooling`` is
+    ``"max"``, or ``"sum"`` for the logarithm of the sum of the exponentials.
     """
     violations = routing.path_violations(scores)
     # One reduction of a padded array: slices for each class are far slower in the backward pass with many classes.
@@ -46,17 +40,10 @@ def class_logits(
 
 
 def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-    """Returns the value of the reached leaf. The gradient of the scores is straight-through.
-
-    It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
-    leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A softmax
-    over all leaves hardly learns numbers.
-
-    Args:
-      scores: split scores.
-      leaves: trainable leaves.
-      x: features.
-    """
+    """Returns the value of the reached leaf. The gradient of the scores is straight-through."""
+    # It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
+    # leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A
+    # softmax over all leaves hardly learns numbers.
     violations, reached = routing.path_violations(scores), routing.leaf_index(scores)
     other_violations = jnp.where(jnp.arange(len(violations))[:, None] == reached, jnp.inf, violations)
     value_of = lambda leaf: leaves.values[leaf] if leaves.is_constant else leaves.at(leaf, x)
@@ -75,16 +62,10 @@ def dtsemnet(
 ) -> training.Method:
     """Returns the DTSemNet method; parameters are an :class:`jtrees.ObliqueTree`.
 
-    In classification, leaf l has class l mod K, and the loss is that of the classes' logits. The gradient is exact.
-    For other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through.
-    ``harden`` refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order
-    1.
-
-    Args:
-      depth: depth of the tree, 1 to 16.
-      task: what is predicted, and by which loss.
-      leaves: ``"constant"``, or ``"linear"`` for the squared error.
-      pooling: how the outputs of the leaves of a class are pooled, as in :class:`jtrees.DTSemNet`.
+    In classification, leaf l has class l mod K, and the loss is that of the classes' logits. The gradient is exact. For
+    other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through. ``harden``
+    refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order 1. The
+    arguments are those of :class:`jtrees.DTSemNet`.
 
     Raises:
       ValueError: for a depth out of range, an unknown kind of leaves or pooling, or linear leaves for another loss.
@@ -155,12 +136,6 @@ class DTSemNet(MiniBatchRecipe):
 
     def tree_leaves(self, task: Task) -> str:
         return self.leaves
-
-    def scaling(self, table: Table) -> Scaling:
-        fitted = super().scaling(table)
-        if self.leaves == "linear":
-            check_slopes(fitted, 1.0)
-        return fitted
 
     def method(self, run: Run) -> training.Method:
         return dtsemnet(self.depth, task=run.task, leaves=self.leaves, pooling=self.pooling)

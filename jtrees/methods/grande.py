@@ -28,19 +28,12 @@ _START = 0.05  # standard deviation of initial leaf values and leaf weights
 @io.part
 @pytree.dataclass
 class WeightedTrees:
-    """Hard axis-aligned trees with a weight for each leaf.
+    """Hard axis-aligned trees with a weight for each leaf."""
 
-    Attributes:
-      logits: ``(trees, nodes, p)``. A split has the feature with the largest logit.
-      thresholds: threshold of each feature at each split, ``(trees, nodes, p)``.
-      values: values of the leaves, ``(trees, leaves)`` or ``(trees, leaves, k)``.
-      leaf_weights: logits of the trees' weights, for each leaf, ``(trees, leaves)``.
-    """
-
-    logits: Float[Array, "trees nodes p"]
-    thresholds: Float[Array, "trees nodes p"]
-    values: Float[Array, "trees leaves *k"]
-    leaf_weights: Float[Array, "trees leaves"]
+    logits: Float[Array, "trees nodes p"]  # (trees, nodes, p). A split has the feature with the largest logit
+    thresholds: Float[Array, "trees nodes p"]  # threshold of each feature at each split, (trees, nodes, p)
+    values: Float[Array, "trees leaves *k"]  # values of the leaves, (trees, leaves) or (trees, leaves, k)
+    leaf_weights: Float[Array, "trees leaves"]  # logits of the trees' weights, for each leaf, (trees, leaves)
 
     def choices(self) -> Float[Array, "trees nodes p"]:
         """Returns 1 for the feature of a split and 0 for others. The gradient is that of the entmax of the logits."""
@@ -58,13 +51,11 @@ class WeightedTrees:
         weights, bias = self.splits()
         z = jnp.einsum("tjp,np->tjn", weights, x, precision="highest") + bias[..., None]
         soft = (z / (1 + jnp.abs(z)) + 1) / 2
-        return soft + jax.lax.stop_gradient(routing.hard_step(z).astype(soft.dtype) - soft)
+        return soft + jax.lax.stop_gradient((z > 0).astype(soft.dtype) - soft)
 
     def outputs(self, x: Float[Array, "n p"], active: Array | None = None) -> Float[Array, "n *k"]:
-        """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights.
-
-        ``active`` says whether a tree takes part, ``(trees,)`` bool; None: all trees do.
-        """
+        """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights."""
+        # `active` says whether a tree takes part, (trees,) bool; None: all trees do.
         leaves = self.leaf_weights[..., None], self.values.reshape(*self.leaf_weights.shape, -1)
         reached = lambda right, leaves: jnp.matmul(leaves.T, routing.leaf_probabilities(right), precision="highest")
         answers = jax.vmap(reached)(self.sides(x), jnp.concatenate(leaves, axis=-1))

@@ -23,19 +23,13 @@ _FIRST_ROWS = 1024  # rows of the data-aware initialisation
 @io.part
 @pytree.dataclass
 class ObliviousTrees:
-    """A layer of soft oblivious trees.
+    """A layer of soft oblivious trees."""
 
-    Attributes:
-      logits: ``(trees, depth, q)``. Their entmax is the weight of each of q features at a level.
-      threshold: thresholds of the weighted features, ``(trees, depth)``.
-      log_scale: logarithms of the widths of the steps, ``(trees, depth)``.
-      responses: values of the leaves, ``(trees, leaves)`` or ``(trees, leaves, k)``.
-    """
-
+    # (trees, depth, q). Their entmax is the weight of each of q features at a level.
     logits: Float[Array, "trees depth q"]
-    threshold: Float[Array, "trees depth"]
-    log_scale: Float[Array, "trees depth"]
-    responses: Float[Array, "trees leaves *k"]
+    threshold: Float[Array, "trees depth"]  # thresholds of the weighted features, (trees, depth)
+    log_scale: Float[Array, "trees depth"]  # logarithms of the widths of the steps, (trees, depth)
+    responses: Float[Array, "trees leaves *k"]  # values of the leaves, (trees, leaves) or (trees, leaves, k)
 
     def features(self, x: Float[Array, "n q"]) -> Float[Array, "depth trees n"]:
         """Returns the weighted feature of each level (eq. 2)."""
@@ -64,13 +58,9 @@ def _combinations(right: Float[Array, "levels trees n"]) -> Float[Array, "leaves
 @io.part
 @pytree.dataclass
 class ObliviousLayers:
-    """Layers of soft oblivious trees. A layer sees x and the outputs of all layers before it.
+    """Layers of soft oblivious trees. A layer sees x and the outputs of all layers before it."""
 
-    Attributes:
-      params: the layers.
-    """
-
-    params: tuple[ObliviousTrees, ...]
+    params: tuple[ObliviousTrees, ...]  # the layers
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the mean output of the trees of all layers."""
@@ -91,10 +81,8 @@ class ObliviousLayers:
 
 
 def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, task: Task) -> ObliviousTrees:
-    """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3).
-
-    Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
-    """
+    """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3)."""
+    # Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
     logits_key, rows_key, responses_key = jax.random.split(key, 3)
     logits = jax.random.uniform(logits_key, (trees, depth, x.shape[1]), x.dtype)
     responses = jax.random.normal(responses_key, (trees, topology.num_leaves(depth), *task.shape), x.dtype)

@@ -25,15 +25,10 @@ _UNREACHED = 1e-15  # probability below which no sample reaches a split; its squ
 @io.part
 @pytree.dataclass
 class SoftTree:
-    """The trained parameters.
+    """The trained parameters."""
 
-    Attributes:
-      tree: splits and leaves.
-      log_sharpness: logarithm of the sharpness of each split, ``(nodes,)``. The sharpness is then above 0.
-    """
-
-    tree: ObliqueTree
-    log_sharpness: jax.Array
+    tree: ObliqueTree  # splits and leaves
+    log_sharpness: jax.Array  # logarithm of the sharpness of each split, (nodes,). The sharpness is then above 0
 
     def sharpened(self) -> ObliqueTree:
         """Returns the tree with splits multiplied by their sharpness, which does not change the hard routing."""

@@ -17,7 +17,7 @@ from jtrees.methods.latent_tree.modules import make_split, split_scores
 class LatentTree(nnx.Module):
     """A layer that maps samples to their traversals of a tree that is pruned during training (Zantedeschi et al. 2021).
 
-    The layer maps ``(..., features)`` to ``(..., nodes)``. The output is z of :func:`jtrees.routing.traverse`, between
+    The layer maps ``(..., features)`` to ``(..., nodes)``. The output is z of :func:`jtrees.routing.position`, between
     0 and the activity of the node, for the ``2**(depth + 1) - 1`` nodes of the whole tree.
 
     The layer has two modes, like batch normalisation (``model.train()``, ``model.eval()``). Training uses the activity

@@ -1,21 +1,15 @@
 """TEL's tree ensemble as a layer (Hazimeh et al., "The Tree Ensemble Layer", ICML 2020)."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from flax import nnx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import ops, routing, topology, validation
+from jtrees import ops, topology, validation
 from jtrees.methods.tree_ensemble.ensemble import small_uniform
 from jtrees.routing import conditional
 from pallas_kernels import Implementation
-
-COMBINATIONS = ("sum", "concatenate")
-Initializer = Callable[..., Array]
-zeros = nnx.initializers.zeros_init()
 
 
 class TreeEnsemble(nnx.Module):
@@ -42,11 +36,7 @@ class TreeEnsemble(nnx.Module):
         depth: int,
         out_features: int,
         gamma: float = 1.0,
-        combine: Literal["sum", "concatenate"] = "sum",
         width: int | None = None,
-        split_init: Initializer = small_uniform,
-        bias_init: Initializer = zeros,
-        leaf_init: Initializer = small_uniform,
         dtype: Any = jnp.float32,
         implementation: Implementation = None,
         rngs: nnx.Rngs,
@@ -60,34 +50,28 @@ class TreeEnsemble(nnx.Module):
           out_features: number of outputs of each tree.
           gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
             smaller.
-          combine: ``"sum"`` adds the outputs of the trees. ``"concatenate"`` returns all of them,
-            ``num_trees * out_features`` numbers.
           width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
             default for the depth; all splits are scored if the trees have fewer than 7 levels.
-          split_init: ``(key, shape, dtype) -> array`` for the weights.
-          bias_init: ``(key, shape, dtype) -> array`` for the biases.
-          leaf_init: ``(key, shape, dtype) -> array`` for the leaves.
           dtype: dtype of the parameters.
           implementation: XLA or a kernel (see :mod:`jtrees.ops`). None selects the fastest implementation.
           rngs: random streams for the parameters.
 
         Raises:
-          ValueError: for a count, a depth or gamma out of range, or an unknown combination.
+          ValueError: for a count, a depth or gamma out of range.
         """
         features, trees = validation.check_count("features", features), validation.check_count("num_trees", num_trees)
         out_features, depth = validation.check_count("out_features", out_features), validation.check_depth(depth)
         validation.check_number("gamma", gamma, above=0)
-        validation.check_choice("combine", combine, COMBINATIONS)
         conditional.checked_width(width, depth)
         nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
-        self.weights = nnx.Param(split_init(rngs.params(), (trees, nodes, features), dtype))
-        self.bias = nnx.Param(bias_init(rngs.params(), (trees, nodes), dtype))
-        self.leaf_values = nnx.Param(leaf_init(rngs.params(), (trees, leaves, out_features), dtype))
-        self.features, self.gamma, self.combine = features, gamma, combine
-        self.width, self.implementation = width, implementation
+        keys = rngs.params(), rngs.params(), rngs.params()  # the key of the biases is not used
+        self.weights = nnx.Param(small_uniform(keys[0], (trees, nodes, features), dtype))
+        self.bias = nnx.Param(jnp.zeros((trees, nodes), dtype))
+        self.leaf_values = nnx.Param(small_uniform(keys[2], (trees, leaves, out_features), dtype))
+        self.features, self.gamma, self.width, self.implementation = features, gamma, width, implementation
 
     def __call__(self, x: Float[Array, "*n features"]) -> Float[Array, "*n out"]:
-        """Returns the sum of the trees, or their concatenated outputs.
+        """Returns the sum of the trees.
 
         Args:
           x: samples, any leading axes.
@@ -97,21 +81,5 @@ class TreeEnsemble(nnx.Module):
         """
         flat = validation.flat_samples(x, self.features)
         trees = self.weights[...], self.bias[...], self.leaf_values[...]
-        ensemble = lambda weights, bias, leaf_values: ops.ensemble(
-            weights, bias, leaf_values, flat, self.gamma, width=self.width, implementation=self.implementation
-        )
-        if self.combine == "sum":
-            out = ensemble(*trees)
-        else:
-            single = jax.tree.map(lambda a: a[:, None], trees)  # ensembles of one tree
-            outputs = jax.lax.map(lambda tree: ensemble(*tree), single)
-            out = jnp.moveaxis(outputs, 0, 1).reshape(len(flat), -1)
-        return out.reshape(*x.shape[:-1], -1)
-
-    def reachable_leaves(self, x: Float[Array, "*n features"]) -> tuple[Array, Array]:
-        """Returns the number of leaves that each sample reaches, ``(num_trees, *n)``, and if ``width`` overflows."""
-        weights, bias = self.weights[...], self.bias[...]
-        count, overflow = routing.reachable_leaves(
-            validation.flat_samples(x, self.features), weights, bias, self.gamma, width=self.width
-        )
-        return count.reshape(-1, *x.shape[:-1]), overflow
+        options: Any = {"width": self.width, "implementation": self.implementation}
+        return ops.ensemble(*trees, flat, self.gamma, **options).reshape(*x.shape[:-1], -1)

@@ -10,11 +10,7 @@ _LABEL = 24  # largest number of characters in a line of a label
 
 
 def new_axes(ax: Any, **size: Any) -> Any:
-    """Returns the given axes, or new axes if ``ax`` is None.
-
-    Raises:
-      ImportError: without matplotlib.
-    """
+    """Returns the given axes, or new axes if ``ax`` is None; raises ``ImportError`` without matplotlib."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

@@ -10,7 +10,7 @@ from jtrees.selection import SweepResult
 _WIDE = 10.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
-def plot_sweep(result: SweepResult, axes: Any = None) -> np.ndarray:
+def plot_sweep(result: SweepResult) -> np.ndarray:
     """Plots the loss of each run of a sweep against each option, and against the size of its model.
 
     A point is a run, with its mean loss over the folds. A line connects the means of the finished runs that share a
@@ -19,13 +19,12 @@ def plot_sweep(result: SweepResult, axes: Any = None) -> np.ndarray:
 
     Args:
       result: the result of :func:`jtrees.sweep`.
-      axes: matplotlib axes, one for each option and one for the sizes. None: new axes.
 
     Returns:
-      The axes, ``(options + 1,)``.
+      The axes, one for each option and one for the sizes, ``(options + 1,)``.
 
     Raises:
-      ValueError: if the number of axes is wrong, or if no run is finished.
+      ValueError: if no run is finished.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -39,10 +38,8 @@ def plot_sweep(result: SweepResult, axes: Any = None) -> np.ndarray:
         raise ValueError("result must have a finished run to plot, got none")
     names = list(dict.fromkeys(name for options in result.options for name in options))
     width = 1 + len(names)
-    axes = np.ravel(new_axes(axes, ncols=width, figsize=(3.2 * width, 3), sharey=True, layout="constrained"))
-    if len(axes) != width:
-        raise ValueError(f"axes must be {width}, one for each option and one for the sizes, got {len(axes)}")
-    for ax, name in zip(axes, [*names, "size"], strict=False):
+    axes = np.ravel(new_axes(None, ncols=width, figsize=(3.2 * width, 3), sharey=True, layout="constrained"))
+    for ax, name in zip(axes, [*names, "size"], strict=True):
         shown = [row for row in rows if name in row]
         if shown:  # else only runs that are not finished have the option
             _plot(ax, [row[name] for row in shown], np.array([row["loss"] for row in shown]), connected=name != "size")

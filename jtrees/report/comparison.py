@@ -73,20 +73,25 @@ class Comparison:
     ) -> "Comparison":
         """Returns a comparison with its margins.
 
-        Args:
-          row_losses: the loss of each row by name, first of the model, ``(n,)`` each. One name is ``"constant"``.
-          weight: weights of the rows, or None.
-          measure: name of the loss.
-          where: name of the rows.
-          charged: mean losses that include a charge for parameters. None: the means of ``row_losses``.
-          doubt: lower bound of the margins, such as a part of a tree's charge.
+        ``row_losses`` has the loss of each row by name, first of the model. One name is ``"constant"``. ``charged`` has
+        mean losses that include a charge for parameters; None: the means of ``row_losses``. ``doubt`` is a lower bound
+        of the margins, such as a part of a tree's charge.
         """
         means = {name: float(np.average(losses, weights=weight)) for name, losses in row_losses.items()}
         losses = means if charged is None else charged
         name, *rivals = row_losses
         minimum = max(_MARGIN * losses["constant"], doubt)
-        error = lambda rival: _standard_error(row_losses[name] - row_losses[rival], weight)
-        return cls(losses, measure, where, {rival: max(minimum, _ERRORS * error(rival)) for rival in rivals})
+        weights: Any = np.ones(len(row_losses[name])) if weight is None else weight
+        weights = weights / weights.sum()
+
+        def margin(rival: str) -> float:
+            differences = row_losses[name] - row_losses[rival]
+            if not np.isfinite(differences).all():
+                return minimum
+            error = np.sqrt(np.square(weights) @ np.square(differences - weights @ differences))
+            return max(minimum, _ERRORS * float(error))
+
+        return cls(losses, measure, where, {rival: margin(rival) for rival in rivals})
 
     @property
     def rivals(self) -> list[str]:
@@ -120,10 +125,10 @@ class Comparison:
         verdict = f"{verdict}: {self.measure} {model_loss}, {phrases(against)}, on {self.where}"
         return verdict[0].upper() + verdict[1:]
 
-    def warn_if_behind(self, name: str, advice: str, stacklevel: int = 3) -> None:
+    def warn_if_behind(self, name: str, advice: str) -> None:
         """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``advice``: what may do better."""
         if self.better:
-            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
+            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=3)
 
 
 def compared(
@@ -137,12 +142,13 @@ def compared(
     expected_loss: float | None = None,
     monitor: Any = None,
 ) -> Comparison:
-    """Returns the losses of a model, of a linear model and of a constant.
+    """Returns the losses of a model of numeric features, of a linear model and of a constant.
 
-    The losses are on ``held_out`` if it is given, else on the rows that the model's search left out. If there are no
+    The losses are on ``held_out`` if it is given, rows that the model was not trained on, called ``where``. Else they
+    are on the rows that the model's search left out (``left_out``, a :class:`jtrees.search.LeftOut`). If there are no
     such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
     generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
-    :func:`jtrees.description.count_free`. A tree with linear leaves is charged as much as its search does. A model
+    ``jtrees.description.count_free``. A tree with linear leaves is charged as much as its search does. A model
     that is not a single tree is not charged. Large tables are subsampled.
 
     Args:
@@ -162,19 +168,19 @@ def compared(
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
     trained, doubt = np.arange(len(table.x)), 0.0
-    most = int(np.clip(_NUMBERS // math.prod(task.shape), _FEWEST_ROWS, _ROWS))
+    limit = int(np.clip(_NUMBERS // math.prod(task.shape), _FEWEST_ROWS, _ROWS))
 
     def lose(predictions: np.ndarray, rows: Table) -> np.ndarray:
         return 1 - task.hits(predictions, rows.y) if votes else row_losses(task, predictions, rows.y, scaling)
 
     if held_out is None and left_out is not None and len(left_out.rows):
-        rows = _evenly(left_out.rows, most)
+        rows = _evenly(left_out.rows, limit)
         evaluated, model_losses = table.rows(rows), left_out.losses[rows]
         where, charges = f"{LEFT_OUT}{CHOSE if left_out.chose else ''}", left_out.several
         trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
     else:
         source, charges = table if held_out is None else held_out, held_out is None
-        evaluated = source.rows(_evenly(np.arange(len(source.x)), most)).normalised()
+        evaluated = source.rows(_evenly(np.arange(len(source.x)), limit)).normalised()
         model_losses = lose(np.asarray(model.predict(evaluated.x), np.float64), evaluated)
         where = TRAINING if held_out is None else where
     mean = lambda losses: float(np.average(losses, weights=evaluated.weight))
@@ -189,13 +195,12 @@ def compared(
         doubt = _UNSURE * (model_loss - uncharged)
     has_time = (lambda: True) if monitor is None else monitor.has_time
     for name, rival in baselines(task, scaling.transform, has_time).items():
-        limit = _most_rows(task, table.x.shape[1]) if isinstance(rival, LinearModel) else len(trained)
-        sample = table.rows(_evenly(trained, limit)).normalised()
+        is_linear = isinstance(rival, LinearModel)
+        count = _largest_sample(task, table.x.shape[1]) if is_linear else len(trained)
+        sample = table.rows(_evenly(trained, count)).normalised()
         rows, fit_rival = Batch(sample.x, sample.y, sample.weight), lambda rows, fit=rival.fit: fit(*rows)  # type: ignore[arg-type]
-        if monitor is not None and isinstance(rival, LinearModel):
-            fitted = monitor.on_rows(fit_rival, rows, math.prod(task.shape))
-        else:
-            fitted = fit_rival(rows)
+        timed = monitor if is_linear else None
+        fitted = fit_rival(rows) if timed is None else timed.on_rows(fit_rival, rows, math.prod(task.shape))
         rival_losses = lose(fitted.predict(evaluated.x), evaluated)
         key = name.removesuffix(" model")  # as in the report of a fit
         losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)
@@ -203,16 +208,7 @@ def compared(
     return Comparison.from_losses(losses, evaluated.weight, measured, where, {"model": model_loss, **charged}, doubt)
 
 
-def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float:
-    """Returns the standard error of the weighted mean of differences; 0 if a difference is not finite."""
-    if not np.isfinite(differences).all():
-        return 0.0
-    share = np.ones(len(differences)) if weight is None else weight
-    share = share / share.sum()
-    return float(np.sqrt(np.square(share) @ np.square(differences - share @ differences)))
-
-
-def _most_rows(task: Task, width: int) -> int:
+def _largest_sample(task: Task, width: int) -> int:
     """Returns the largest number of training rows of a linear model of ``width`` features."""
     steps = 10 * ITERATIONS * max(1, int(np.prod(task.shape)))
     cost = width * (width if task.link_name in ("identity", "sorted") else steps)

@@ -16,7 +16,7 @@ from jtrees.data import held_out
 from jtrees.description import kind_of, kind_of_forest
 from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
-from jtrees.tables import Frame
+from jtrees.tables import Frame, TableEncoder
 from jtrees.tables.encoder import EncodedTable
 from jtrees.tables.inference import inferred
 from jtrees.tasks import Classification, Regression, Task
@@ -32,29 +32,19 @@ _TOP = 3  # number of columns in the summary
 class HeldOutRows:
     """Training rows and held-out rows of one split, and models that are fitted to the one and scored on the other.
 
-    Args:
-      x: the columns, a DataFrame of pandas.
-      y: the targets, ``(n,)``.
-      kind: "regression" or "classification".
-      loss: the loss of regression.
-      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
-      share: fraction of the rows to hold out.
-      seed: seed of the split.
-      **reading: arguments of :func:`jtrees.tables.inference.inferred`, with which x is read.
+    ``kind`` is "regression" or "classification", ``loss`` the loss of regression. ``frame`` has the columns of x in the
+    kinds of a schema; None: x is read with the arguments ``reading`` of :func:`jtrees.tables.inference.inferred`, with
+    a schema of the training rows. The held-out share is that of each class, if each class has two rows and the held-out
+    rows are enough.
 
     Attributes:
-      x_test: the held-out rows as they came.
-      frame_train: the training rows in the kinds of the schema.
-      frame_test: the held-out rows in the kinds of the schema.
-      y_train: the targets of the training rows.
-      y_test: the targets of the held-out rows.
-      task: what is predicted.
-      classes: the labels as text; empty in regression.
+      x_test, y_test, frame_test: the held-out rows as they came, their targets, and in the kinds of the schema.
+      y_train, frame_train: the targets of the training rows, and the rows in the kinds of the schema.
+      task, classes: what is predicted, and the labels as text; empty in regression.
       rows: the training rows with their features.
-      features: the training rows as features, ``(n, p)``. Target means are means over other rows.
-      features_test: the held-out rows as features.
-      predictions: predictions, or class probabilities, for the held-out rows, by name of the model.
-      seconds: seconds to fit, by name of the model.
+      features, features_test: both parts as features. Target means of training rows are means over other rows.
+      predictions, seconds: by name of the model, its predictions or class probabilities for the held-out rows, and the
+        seconds of its fit.
     """
 
     def __init__(
@@ -69,7 +59,11 @@ class HeldOutRows:
         seed: int,
         **reading: Any,
     ):
-        train, test = split_rows(y, kind, share, seed)
+        strata: Any = None
+        if kind == "classification":
+            counts = np.unique(y, return_counts=True)[1]
+            strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
+        train, test = held_out.divided(len(y), share, seed, strata)
         self.x_test, self.y_train, self.y_test = x.iloc[test], y[train], y[test]
         if frame is None:
             schema, self.frame_train = inferred(x.iloc[train], **reading)
@@ -102,7 +96,7 @@ class HeldOutRows:
         fit = lambda: quiet(lambda: rival.fit(self.features, self.codes(self.y_train)))
         return self.add(name, fit, self.features_test)
 
-    def table(self) -> Any:
+    def table(self) -> pd.DataFrame:
         """Returns a DataFrame with the scores of each model and the seconds of its fit, one row for each model."""
         scores = pd.DataFrame({name: self.scores(name) for name in self.predictions}).T
         return scores.assign(seconds=pd.Series(self.seconds).round(2))
@@ -152,20 +146,12 @@ class HeldOutRows:
 class HeldOut(HeldOutRows):
     """Two estimators and their rivals on held-out rows.
 
-    Args:
-      model: the estimator before its fit. It is fitted to the rows that are not held out.
-      other: another estimator of jtrees with another recipe, before its fit, which is one of the rivals.
-      loss: the loss of regression.
-      x: the columns, a DataFrame of pandas.
-      y: the targets, ``(n,)``.
-      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
-      share: fraction of the rows to hold out.
-      seed: seed of the split and of the rivals.
-      forests: whether ensembles are among the rivals.
+    ``model`` and ``other`` are estimators of jtrees with two recipes, before their fits; the other is one of the
+    rivals. ``forests`` says whether ensembles are among the rivals. The other arguments are those of
+    :class:`HeldOutRows`.
 
     Attributes:
-      name: name of the recipe of the estimator, the first model in the predictions.
-      other_name: name of the recipe of the other estimator.
+      name, other_name: names of the recipes of the two estimators, under which their predictions are.
       other_loss: names of the rivals that do not minimise the loss of the task.
     """
 
@@ -177,14 +163,12 @@ class HeldOut(HeldOutRows):
         x: Any,
         y: np.ndarray,
         *,
-        frame: Frame | None = None,
-        share: float,
         seed: int,
         forests: bool,
+        **split: Any,
     ):
         kind = "classification" if is_classifier(model) else "regression"
-        reading: Any = {"columns": model.columns, "missing": model.missing}
-        super().__init__(x, y, kind, loss, frame=frame, share=share, seed=seed, **reading)
+        super().__init__(x, y, kind, loss, seed=seed, columns=model.columns, missing=model.missing, **split)
         self.model, self.other, self.seed = model, other, seed
         self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
         for name, estimator in ((self.name, model), (self.other_name, other)):
@@ -238,19 +222,7 @@ class HeldOut(HeldOutRows):
 def encoded(frame: Any, y: np.ndarray, task: Literal["regression", "classification"]) -> EncodedTable:
     """Returns training rows in the kinds of a schema, a :class:`jtrees.tables.Frame`, with their features."""
     codes = coded_labels(label_array(y)[0])[1] if task == "classification" else y.astype(np.float64)
-    return EncodedTable.from_rows(frame, codes, task)
-
-
-def split_rows(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of the training rows and the held-out rows.
-
-    The held-out fraction is the same for each class, if each class has two rows and the held-out rows are enough.
-    """
-    strata: Any = None
-    if task == "classification":
-        counts = np.unique(y, return_counts=True)[1]
-        strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
-    return held_out.divided(len(y), share, seed, strata)
+    return EncodedTable(frame, *TableEncoder.fit(frame, codes, task=task))
 
 
 def kind_of_model(model: Any) -> str:

@@ -52,18 +52,10 @@ _TEMPLATES = jinja2.Environment(
 def write_report(
     path: Path | IO[bytes], held_out: HeldOut, *, name: str, target: str, command: str, advice: str = ""
 ) -> None:
-    """Writes a page on a fitted estimator and its rivals.
+    """Writes a page on a fitted estimator and its rivals to a file or an open binary file.
 
-    Args:
-      path: the file of the page, or an open binary file. An interrupted write leaves no partial file.
-      held_out: the estimator and its rivals on held-out rows.
-      name: name of the data set.
-      target: name of the target.
-      command: the command that made the report.
-      advice: a sentence on a better model for the summary, or "".
-
-    Raises:
-      OSError: if the page cannot be written.
+    An interrupted write leaves no partial file. ``name`` is the name of the data set, ``command`` made the report, and
+    ``advice`` is a sentence on a better model for the summary, or "". Raises ``OSError`` if the page cannot be written.
     """
     with plt.rc_context(_STYLE):
         text = _rendered(held_out, name, target, command, advice)

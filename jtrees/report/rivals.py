@@ -23,11 +23,7 @@ _WIDEST = 30.0  # largest absolute output under an exponential
 
 # The losses that trees and boosting of scikit-learn minimise.
 _SPLITS = {losses.SquaredError: "squared_error", losses.Poisson: "poisson", losses.LogLoss: "log_loss"}
-_BOOSTING = _SPLITS | {
-    losses.AbsoluteError: "absolute_error",
-    losses.Quantile: "quantile",
-    losses.Gamma: "gamma",
-}
+_BOOSTING = _SPLITS | {losses.AbsoluteError: "absolute_error", losses.Quantile: "quantile", losses.Gamma: "gamma"}
 
 
 class Constant:
@@ -63,16 +59,11 @@ def _has_time() -> bool:
 
 
 class LinearModel:
-    """A linear model of standardised features.
+    """A linear model of standardised features, after a function ``transform``, ``(n, p) -> (n, p)``.
 
-    Logistic regression and regression with a log link minimise the loss. The targets under a log link are divided by
-    their mean. For other losses, least squares give the slopes, and the best constant of the residuals is added.
-    All slopes have a small ridge penalty.
-
-    Args:
-      task: a task.
-      transform: a function of features that is applied first, ``(n, p) -> (n, p)``.
-      has_time: whether there is time for a further step of the descent.
+    Logistic regression and regression with a log link minimise the loss, while ``has_time()`` allows further steps. The
+    targets under a log link are divided by their mean. For other losses, least squares give the slopes, and the best
+    constant of the residuals is added. All slopes have a small ridge penalty.
 
     Attributes:
       slopes: slopes of the standardised features, and the intercepts in the last row, ``(p + 1, k)``.
@@ -80,13 +71,9 @@ class LinearModel:
     """
 
     def __init__(
-        self,
-        task: Task,
-        transform: Callable[[Any], Any] = np.asarray,
-        has_time: Callable[[], bool] = _has_time,
+        self, task: Task, transform: Callable[[Any], Any] = np.asarray, has_time: Callable[[], bool] = _has_time
     ):
         self.task, self.link, self.transform, self.has_time = task, task.link_name, transform, has_time
-        self.descends = self.link in ("softmax", "exp")
 
     def fit(self, x: Any, y: np.ndarray, weight: np.ndarray | None = None) -> Self:
         """Fits the model to features ``(n, p)`` and their targets, with weights ``(n,)`` of mean 1 or None."""
@@ -135,24 +122,21 @@ def _descended(
 ) -> np.ndarray:
     """Returns the slopes that minimise a loss with a ridge penalty, ``(p + 1, k)``.
 
-    Args:
-      x: features and a column of ones, ``(n, p + 1)``.
-      y: targets, ``(n, k)``.
-      weight: weights, ``(n,)``.
-      loss: ``(outputs, y) -> (losses, gradients)``, ``(n, k)`` each.
-      has_time: whether there is time for a further step. The first step is always made.
+    ``x`` has a column of ones, ``(n, p + 1)``; ``loss`` is ``(outputs, y) -> (losses, gradients)``, ``(n, k)`` each.
+    The first step is made even if there is no time.
     """
     from scipy.optimize import minimize  # imported here because the import is slow
 
     total, shape = weight.sum(), (x.shape[1], y.shape[1])
-    share = weight[:, None] / total
+    fractions = weight[:, None] / total
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = flat.reshape(shape)
         values, gradients = loss(x @ slopes, y)
         ridge = RIDGE / total * slopes
         ridge[-1] = 0  # the intercepts
-        return (share * values).sum() + 0.5 * (ridge * slopes).sum(), (x.T @ (share * gradients) + ridge).ravel()
+        gradient = (x.T @ (fractions * gradients) + ridge).ravel()
+        return (fractions * values).sum() + 0.5 * (ridge * slopes).sum(), gradient
 
     def stop_late(intermediate_result: Any) -> None:  # scipy passes the step under this name
         if not has_time():
@@ -190,16 +174,9 @@ def baselines(task: Task, *options: Callable[..., Any]) -> dict[str, Constant | 
 def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tuple[dict[str, Any], list[str]]:
     """Returns the unfitted rivals of a model by name: the baselines, and models of scikit-learn.
 
-    Args:
-      task: a task with a single target.
-      rows: number of training rows.
-      depth: depth of CART.
-      seed: seed of the models of scikit-learn.
-      forests: whether a random forest and boosting are among the rivals.
-
-    Returns:
-      The rivals, and the names of the rivals that do not minimise the loss of the task. They minimise the squared
-      error, or the Poisson deviance.
+    ``rows`` is the number of training rows, ``depth`` the depth of CART. ``forests`` says whether a random forest and
+    boosting are among the rivals. Also returns the names of the rivals that do not minimise the loss of the task, but
+    the squared error or the Poisson deviance.
     """
     from sklearn import ensemble, linear_model, pipeline, preprocessing, tree  # imported here: an optional package
 
@@ -207,9 +184,9 @@ def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tu
     loss: Any = task.loss_function
     level: Any = 0.5 if isinstance(loss, losses.AbsoluteError) else getattr(loss, "levels", None)
     if is_program := level is not None and rows <= _LINEAR_PROGRAM:
-        unpenalised: Any = {"quantile": level, "alpha": 0}
-        linear = linear_model.QuantileRegressor(**unpenalised)
-        models["linear model"] = pipeline.make_pipeline(preprocessing.StandardScaler(), linear)
+        linear: Any = linear_model.QuantileRegressor
+        scaler = preprocessing.StandardScaler()
+        models["linear model"] = pipeline.make_pipeline(scaler, linear(quantile=level, alpha=0))
     kind = "Classifier" if isinstance(task, Classification) else "Regressor"
     split, boosting = _SPLITS.get(type(loss)), _BOOSTING.get(type(loss))
     tree_options: dict[str, Any] = {"criterion": split or "squared_error", "random_state": seed}

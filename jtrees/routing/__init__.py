@@ -13,12 +13,11 @@ from jtrees.routing.soft import (
     leaf_probabilities as leaf_probabilities,
     reach_probabilities as reach_probabilities,
 )
-from jtrees.routing.steps import hard_step as hard_step, smooth_step as smooth_step
+from jtrees.routing.steps import smooth_step as smooth_step
 from jtrees.routing.traversal import (
     activity as activity,
     position as position,
     rewards as rewards,
-    traverse as traverse,
 )
 from jtrees.routing.violation import path_violations as path_violations, violation as violation
 

@@ -21,21 +21,13 @@ _TOP = 5
 
 
 class Operands(NamedTuple):
-    """The ensemble's parameters and its input, or their gradients.
+    """The ensemble's parameters and its input, or their gradients."""
 
-    Attributes:
-      x: samples, ``(n, p)``.
-      weights: weights of the splits, ``(trees, nodes, p)``; right if ``weights x + bias > 0``, else left.
-      bias: biases of the splits, ``(trees, nodes)``.
-      leaf_values: values of the leaves, ``(trees, leaves, k)``.
-      gamma: width of the uncertain region of a split's score, ``()``.
-    """
-
-    x: Any
-    weights: Any
-    bias: Any
-    leaf_values: Any
-    gamma: Any
+    x: Any  # samples, (n, p)
+    weights: Any  # weights of the splits, (trees, nodes, p); right if `weights x + bias > 0`, else left
+    bias: Any  # biases of the splits, (trees, nodes)
+    leaf_values: Any  # values of the leaves, (trees, leaves, k)
+    gamma: Any  # width of the uncertain region of a split's score, ()
 
 
 # --- The cubic step (Hazimeh et al. 2020, eq. 4) as a function of position -------------------------------------------
@@ -202,10 +194,8 @@ def gradient(operands: Operands, cotangent: Float[Array, "n k"]) -> Operands:
 
 
 def reachable(operands: Operands) -> Int[Array, "trees n"]:
-    """Returns the number of leaves of each tree that each sample reaches.
-
-    A sample reaches a leaf if no decision on the leaf's path is certain to go to the opposite side.
-    """
+    """Returns the number of leaves of each tree that each sample reaches."""
+    # A sample reaches a leaf if no decision on the leaf's path is certain to go to the opposite side.
     x, weights, bias, _, gamma = operands
 
     def of_block(x: Array) -> Array:

@@ -24,9 +24,6 @@ MAX_DEPTH = 20
 _WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
-# --- The public function ---------------------------------------------------------------------------------------------
-
-
 def conditional_ensemble(
     x: Float[Array, "n p"],
     weights: Float[Array, "trees nodes p"],
@@ -76,16 +73,8 @@ def reachable_leaves(
 ) -> tuple[Int[Array, "trees n"], Bool[Array, ""]]:
     """Returns the number of leaves that each sample reaches in each tree, and whether the frontier overflows.
 
-    Args:
-      x: samples.
-      weights: split weights.
-      bias: split biases.
-      gamma: width of the uncertain region.
-      width: as for :func:`conditional_ensemble`. There is no overflow if the default for the depth is to score all
-        splits.
-
-    Raises:
-      ValueError: in the same cases as :func:`conditional_ensemble`.
+    The arguments and the errors are those of :func:`conditional_ensemble`. There is no overflow if the default for the
+    depth is to score all splits.
 
     Example:
       >>> x = jnp.array([[-3.0], [0.0], [3.0]])
@@ -119,10 +108,7 @@ def _reachable(width: int | None, operands: Operands) -> tuple[Array, Array]:
 
 
 def _in_blocks(fn: Any, operands: Operands) -> Any:
-    """Returns ``fn(operands)``, computed in blocks of samples. Blocks bound the number of paths.
-
-    The first axis of the results is the sample.
-    """
+    """Returns ``fn(operands)``, in blocks of samples, which bound the number of paths. Results have samples first."""
 
     def by_device(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
         block, evaluate = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Operands(x, *trees))
@@ -133,12 +119,7 @@ def _in_blocks(fn: Any, operands: Operands) -> Any:
 
 
 def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Operands:
-    """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None.
-
-    Raises:
-      ValueError: for shapes that do not fit or contain a zero, a depth above 20, gamma <= 0, or infinite or NaN
-        samples.
-    """
+    """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None."""
     x, weights, bias = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(bias)
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
         raise ValueError(f"x must be (n, p) and weights (trees, nodes, p), got {x.shape} and {weights.shape}")
@@ -164,15 +145,8 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
 
 
 def checked_width(width: Any, depth: int) -> int | None:
-    """Returns the width as an int, by default the measured width for the depth; None if all splits are scored.
-
-    Raises:
-      ValueError: for a width below 1.
-    """
+    """Returns the width, by default the measured width for the depth; None if all splits are scored."""
     return _WIDTHS.get(min(depth, max(_WIDTHS))) if width is None else validation.check_count("width", width)
-
-
-# --- Differentiation -------------------------------------------------------------------------------------------------
 
 
 @jax.custom_vjp

@@ -1,14 +1,10 @@
 """The frontier of an ensemble: the paths of all samples of a batch through all trees.
 
-A split is certain if it can send a sample to only one side. For the smooth step, a split is certain if its score is
-beyond half of gamma. Another :class:`Step` defines its own certain splits.
-
-A *path* is a sample that descends a tree. Each sample starts with one path, and each uncertain split adds a path. A
-sample that reaches R leaves of a tree has R paths and passes R - 1 uncertain splits.
-
-The frontier is the list of all paths of a batch. The paths descend together, level by level, and their splits are
-scored row by row. The backward pass visits only uncertain splits and reachable leaves. The cost is O(p depth) per path
-in the forward pass, and O(p) per uncertain split in the backward pass.
+A split is certain if it can send a sample to only one side: for the smooth step, if its score is beyond half of gamma.
+A *path* is a sample that descends a tree. Each sample starts with one path, and each uncertain split adds a path. The
+frontier is the list of all paths of a batch. The paths descend together, level by level, and their splits are scored
+row by row. The backward pass visits only uncertain splits and reachable leaves. The cost is O(p depth) per path in the
+forward pass, and O(p) per uncertain split in the backward pass.
 
 The list has a capacity of ``width`` paths per sample and tree *on average*. A limit for each pair of sample and tree
 would be too small for a few pairs: among 2560 pairs, the largest number of paths is nearly always several times the
@@ -32,19 +28,14 @@ _NEAR = 5  # levels from the root in which all splits are scored (7 levels are n
 
 
 class Step(NamedTuple):
-    """A step: the probability of going right as a function of a split's score.
+    """A step: the probability of going right as a function of a split's score."""
 
-    Attributes:
-      position: ``(score, reach) -> position`` of the score on the step. Consider a sample that reaches the split with
-        probability ``reach``. The position is 0 if the sample is certain to go left, and 1 if it is certain to go
-        right.
-      right: ``position -> probability`` of going right, 0 at position 0 and 1 at position 1.
-      slope: ``position -> derivative`` of this probability with respect to the score.
-    """
-
+    # `(score, reach) -> position` of the score on the step. Consider a sample that reaches the split with
+    # probability `reach`. The position is 0 if the sample is certain to go left, and 1 if it is certain to go
+    # right.
     position: Callable[[Array, Array], Array]
-    right: Callable[[Array], Array]
-    slope: Callable[[Array], Array]
+    right: Callable[[Array], Array]  # `position -> probability` of going right, 0 at position 0 and 1 at position 1
+    slope: Callable[[Array], Array]  # `position -> derivative` of this probability with respect to the score
 
 
 def smooth_step(gamma: Array) -> Step:
@@ -53,51 +44,30 @@ def smooth_step(gamma: Array) -> Step:
 
 
 class Frontier(NamedTuple):
-    """The paths of a batch. The first ``trees n`` paths start at the roots, tree by tree.
+    """The paths of a batch. The first ``trees n`` paths start at the roots, tree by tree, and later paths at splits."""
 
-    All later paths start at uncertain splits. Arrays have capacity for ``width trees n`` paths and padding. Entries
-    from index ``counts[-1]`` on are undefined. For paths that start at roots, ``parent``, ``row``, ``position``,
-    ``before`` and ``right`` are undefined.
+    # Arrays have capacity for `width trees n` paths and padding. Entries from index `counts[-1]` on are undefined. For
+    # paths that start at roots, `parent`, `row`, `position`, `before` and `right` are undefined.
 
-    Attributes:
-      tree: index of the tree.
-      sample: index of the sample.
-      node: current node of the whole tree; a leaf after the last level.
-      reach: probability of reaching the node.
-      parent: index of the path from which this path branched off.
-      row: row of the uncertain split among all splits of all trees.
-      position: position of the sample's score on the step.
-      before: probability of reaching the split.
-      right: whether the path starts at the right child.
-      counts: number of paths on each level, ``(depth + 1,)``, leaves last.
-    """
-
-    tree: Int[Array, " paths"]
-    sample: Int[Array, " paths"]
-    node: Int[Array, " paths"]
-    reach: Float[Array, " paths"]
-    parent: Int[Array, " paths"]
-    row: Int[Array, " paths"]
-    position: Float[Array, " paths"]
-    before: Float[Array, " paths"]
-    right: Bool[Array, " paths"]
-    counts: Int[Array, " levels"]
+    tree: Int[Array, " paths"]  # index of the tree
+    sample: Int[Array, " paths"]  # index of the sample
+    node: Int[Array, " paths"]  # current node of the whole tree; a leaf after the last level
+    reach: Float[Array, " paths"]  # probability of reaching the node
+    parent: Int[Array, " paths"]  # index of the path from which this path branched off
+    row: Int[Array, " paths"]  # row of the uncertain split among all splits of all trees
+    position: Float[Array, " paths"]  # position of the sample's score on the step
+    before: Float[Array, " paths"]  # probability of reaching the split
+    right: Bool[Array, " paths"]  # whether the path starts at the right child
+    counts: Int[Array, " levels"]  # number of paths on each level, (depth + 1,), leaves last
 
 
 class _Scores(NamedTuple):
-    """The scores of all splits for all samples. Only the scores near the root are computed in advance.
+    """The scores of all splits for all samples. Only the scores near the root are computed in advance."""
 
-    Attributes:
-      x: samples, ``(n, p)``.
-      weights: weights of the splits of all trees, ``(trees nodes, p)``.
-      bias: biases of these splits.
-      near: scores of the splits near the root, ``(trees, near nodes, n)``.
-    """
-
-    x: Array
-    weights: Array
-    bias: Array
-    near: Array
+    x: Array  # samples, (n, p)
+    weights: Array  # weights of the splits of all trees, (trees nodes, p)
+    bias: Array  # biases of these splits
+    near: Array  # scores of the splits near the root, (trees, near nodes, n)
 
     @classmethod
     def from_operands(cls, operands: Operands) -> "_Scores":
@@ -164,11 +134,9 @@ def _at_roots(trees: int, n: int, depth: int, length: int, dtype: Any) -> Fronti
 def _move(
     i: Array, state: tuple[Array, Frontier], level: Array, paths: Array, scores: _Scores, step: Step, capacity: int
 ) -> tuple[Array, Frontier]:
-    """Moves the paths of chunk i down a level, and appends the new paths to the list.
-
-    ``paths`` is the number of paths on the level. ``state`` has the number of paths on the next level so far, and the
-    list.
-    """
+    """Moves the paths of chunk i down a level, and appends the new paths to the list."""
+    # `paths` is the number of paths on the level. `state` has the number of paths on the next level so far, and the
+    # list.
     count, frontier = state
     size, append_size = blocking.paths_at_once(len(scores.near) * len(scores.x))
     chunk, slot = _cut(frontier, i * size, size), jnp.arange(size, dtype=jnp.int32)
@@ -236,10 +204,8 @@ def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
 def add_gradient(
     frontier: Frontier, operands: Operands, cotangent: Float[Array, "n k"], gradient: Operands
 ) -> Operands:
-    """Adds the gradient of ``<cotangent, outputs>`` to ``gradient``, in the rows of splits and leaves on the paths.
-
-    The gradient of x or gamma is not computed if ``gradient.x`` or ``gradient.gamma`` is None.
-    """
+    """Adds the gradient of ``<cotangent, outputs>`` to ``gradient``, in the rows of splits and leaves on the paths."""
+    # The gradient of x or gamma is not computed if `gradient.x` or `gradient.gamma` is None.
     k = operands.leaf_values.shape[2]
 
     def evaluate(paths: Frontier, leaf_values: Array) -> tuple[Array, Array]:
@@ -255,19 +221,9 @@ def add_gradient(
 def expected(
     frontier: Frontier, operands: Operands, step: Step, loss_of: Any, leaves: Any, y: Array, share: Float[Array, " n"]
 ) -> tuple[tuple[Array, Any], Int[Array, " n"]]:
-    """Returns the expected loss of one tree, its gradient, and the leaf of each sample under hard routing.
-
-    The gradient is taken with respect to weights, bias and leaves.
-
-    Args:
-      frontier: the paths of the samples.
-      operands: samples, weights and bias of one tree. Leaf values are None.
-      step: the step of the frontier.
-      loss_of: ``(leaves (m, ...), x (m, p), y (m, ...)) -> losses (m,)`` and their gradients for the leaves.
-      leaves: a pytree of arrays whose first axis is over the leaves.
-      y: targets.
-      share: weight of each sample in the loss.
-    """
+    """Returns the expected loss of one tree, its gradient, and the leaf of each sample under hard routing."""
+    # The gradient is taken with respect to weights, bias and leaves. `loss_of` maps (leaves (m, ...), x (m, p), y (m,
+    # ...)) to losses (m,) and their gradients for the leaves. `share` is the weight of each sample in the loss.
     n, nodes = len(operands.x), operands.bias.shape[1]
 
     def evaluate(paths: Frontier, leaves: Any) -> tuple[Array, Any]:
@@ -285,11 +241,8 @@ def expected(
 def _visit_leaves(
     frontier: Frontier, operands: Operands, evaluate: Any, leaves: Any, d_leaves: Any
 ) -> tuple[Array, Any]:
-    """Returns the values of the paths at their leaves, and adds the gradients of the leaves to ``d_leaves``.
-
-    ``evaluate`` maps a chunk of paths and the leaves that they reach to values and gradients. The first axis of
-    ``leaves`` is over the leaves of all trees.
-    """
+    """Returns the values of the paths at their leaves, and adds the gradients of the leaves to ``d_leaves``."""
+    # `evaluate` maps a chunk of paths and the leaves that they reach to values and gradients.
     trees, nodes = operands.bias.shape
     size, _ = blocking.paths_at_once(trees * len(operands.x))
 
@@ -310,11 +263,7 @@ def _visit_leaves(
 def _climb(
     frontier: Frontier, value: Array, step: Step, operands: Operands, gradient: Operands
 ) -> tuple[Array, Operands]:
-    """Passes the values of paths from the leaves up to the roots, and adds to the gradient of their sum.
-
-    Returns:
-      The values and the gradient. The first ``trees n`` values belong to the roots.
-    """
+    """Passes values of paths up to the roots, the first ``trees n``, and adds to the gradient of their sum."""
     (n, p), (trees, nodes) = operands.x.shape, operands.bias.shape
     depth, (_, size) = topology.depth_of(nodes), blocking.paths_at_once(trees * n)
     x, flat_weights = operands.x, operands.weights.reshape(-1, p)
@@ -350,10 +299,9 @@ def _climb(
 
 
 def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
-    """Loops ``body(rows, carry)`` over chunks of uncertain splits.
+    """Loops ``body(rows, carry)`` over chunks of uncertain splits. ``rows`` are indices among all splits of all trees.
 
-    ``rows`` are indices among all splits of all trees. If several samples touch a split, its row is repeated. The last
-    chunk is padded with an index out of range.
+    A row is repeated if several samples touch a split. The last chunk is padded with an index out of range.
     """
     _, size = blocking.paths_at_once(roots)
 

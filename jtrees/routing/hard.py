@@ -4,7 +4,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Num
 
 from jtrees import topology
-from jtrees.routing.steps import hard_step
 
 
 def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
@@ -26,7 +25,7 @@ def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
     leaves = scores.shape[0] + 1
     small = jnp.uint8 if leaves <= 2**8 else jnp.uint16 if leaves <= 2**16 else jnp.uint32
     index = jnp.arange(leaves, dtype=small).reshape(-1, *[1] * (scores.ndim - 1))
-    for right in reversed(topology.levels(hard_step(scores))):
+    for right in reversed(topology.levels(scores > 0)):
         below = topology.pairs(index)
         index = jnp.where(right, below[:, 1], below[:, 0])
     return index[0].astype(jnp.int32)

@@ -20,40 +20,20 @@ from jtrees.routing.violation import path_violations
 
 
 def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Int[Array, " n"]:
-    """Returns the leaf with the largest ``loss - 2 violation``: exact inference, O(nodes) per sample.
-
-    Args:
-      scores: split scores.
-      losses: loss of each leaf on each sample.
-
-    Returns:
-      Leaf indices from 0, int32. At ties, the first leaf is returned.
-
-    Example:
-      >>> from jtrees.routing import inference
-      >>> losses = jnp.array([[1.0], [0.0]])  # the left leaf is worse
-      >>> print(inference.augmented_leaf(jnp.array([[0.1]]), losses), "where the score is small")
-      [0] where the score is small
-      >>> print(inference.augmented_leaf(jnp.array([[2.0]]), losses), "where it is large")
-      [1] where it is large
-    """
+    """Returns the leaf with the largest ``loss - 2 violation``: exact inference, O(nodes) per sample."""
+    # At ties, the first leaf is returned. `losses` has the loss of each leaf on each sample.
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
 
 
 class Flips(NamedTuple):
-    """The path of each sample, and the leaves that it would reach with one flipped decision on the path.
+    """The path of each sample, and the leaves that it would reach with one flipped decision on the path."""
 
-    The leaves form the Hamming ball of radius 1 around ``sgn z``. Fast inference maximises over this ball (the paper's
-    eq. 13).
+    # The leaves form the Hamming ball of radius 1 around `sgn z`. Fast inference maximises over this ball (the paper's
+    # eq. 13).
 
-    Attributes:
-      path: the splits on the path, root first, ``(depth, n)``.
-      scores: scores at these splits, ``(depth, n)``.
-      leaf: leaf indices. Row 0 is the leaf that the sample reaches. Row 1 + l is the leaf with decision l flipped.
-    """
-
-    path: Int[Array, "depth n"]
-    scores: Float[Array, "depth n"]
+    path: Int[Array, "depth n"]  # the splits on the path, root first, (depth, n)
+    scores: Float[Array, "depth n"]  # scores at these splits, (depth, n)
+    # Leaf indices. Row 0 is the leaf that the sample reaches. Row 1 + l is the leaf with decision l flipped.
     leaf: Int[Array, "leaves n"]
 
     def violations(self) -> Float[Array, "leaves n"]:
@@ -62,43 +42,21 @@ class Flips(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of samples at the splits of a tree, of which inference needs only some.
+    """The scores of samples at the splits of a tree, of which inference needs only some."""
 
-    Attributes:
-      weights: split weights, ``(nodes, p)``; right if ``weights x + bias > 0``, else left.
-      bias: split biases, ``(nodes,)``.
-      x: samples, ``(n, p)``.
-      all: scores of all splits, ``(nodes, n)``. None: scores are computed where they are needed.
-    """
-
-    weights: Float[Array, "nodes p"]
-    bias: Float[Array, " nodes"]
-    x: Float[Array, "n p"]
-    all: Any = None
+    weights: Float[Array, "nodes p"]  # split weights, (nodes, p); right if `weights x + bias > 0`, else left
+    bias: Float[Array, " nodes"]  # split biases, (nodes,)
+    x: Float[Array, "n p"]  # samples, (n, p)
+    all: Any = None  # scores of all splits, (nodes, n). None: scores are computed where they are needed
 
     def at(self, nodes: Int[Array, "r n"]) -> Float[Array, "r n"]:
-        """Returns the scores of each sample at r splits. Gathers the weights of the splits, or the scores.
-
-        Example:
-          >>> from jtrees.routing.inference import Scores
-          >>> weights, bias = jnp.array([[1.0], [0.0], [2.0]]), jnp.array([0.0, -2.0, 0.5])
-          >>> scores = Scores(weights, bias, jnp.array([[1.0], [3.0]]))
-          >>> print(scores.at(jnp.array([[0, 2]])))  # the root, and its right child
-          [[1.  6.5]]
-        """
+        """Returns the scores of each sample at r splits. Gathers the weights of the splits, or the scores."""
         if self.all is not None:
             return jnp.take_along_axis(self.all, nodes, axis=0)
         return jnp.einsum("rnp,np->rn", self.weights[nodes], self.x, precision="highest") + self.bias[nodes]
 
     def flips(self) -> Flips:
-        """Returns the flips, from all scores, or from the scores on the ``depth + 1`` paths, O(depth^2 p) per sample.
-
-        Example:
-          >>> from jtrees.routing.inference import Scores
-          >>> weights, bias = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([0.0, -2.0, 0.5])
-          >>> print(Scores(weights, bias, jnp.array([[1.0]])).flips().leaf.T)  # reached, root flipped, child flipped
-          [[3 0 2]]
-        """
+        """Returns the flips, from all scores, or from those on the ``depth + 1`` paths, O(depth^2 p) per sample."""
         if self.all is not None:
             return flips_of(self.all)
         # Row 0 is the path of the sample. Each level adds the path that leaves it at this level.
@@ -114,13 +72,7 @@ class Scores(NamedTuple):
 
 
 def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
-    """Returns the flips, given the scores of all splits. Takes O(nodes) per sample, and gathers no weights.
-
-    Example:
-      >>> from jtrees.routing import inference
-      >>> print(inference.flips_of(jnp.array([[1.0], [-2.0], [0.5]])).leaf.T)
-      [[3 0 2]]
-    """
+    """Returns the flips, given the scores of all splits. Takes O(nodes) per sample, and gathers no weights."""
     nodes, depth = len(scores), topology.depth_of(len(scores))
     # ends[level] holds the leaf that hard routing reaches from each node, computed from the leaves up.
     end = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32)[:, None], (nodes + 1, scores.shape[1]))

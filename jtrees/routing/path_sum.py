@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from jtrees import topology
 from jtrees.routing.hard import leaf_index
 from jtrees.routing.soft import leaf_weights
-from jtrees.routing.steps import hard_step
 
 
 def path_sum(
@@ -65,7 +64,7 @@ def _path_sum_bwd(saved, gradient):
     scores, values, window, leaf = saved
     n = scores.shape[1]
     gain = jnp.matmul(values.reshape(len(values), -1), gradient.reshape(n, -1).T, precision="highest")
-    right = jnp.where(hard_step(scores), jax.nn.sigmoid(2.0), jax.nn.sigmoid(-2.0)).astype(scores.dtype)
+    right = jnp.where(scores > 0, jax.nn.sigmoid(2.0), jax.nn.sigmoid(-2.0)).astype(scores.dtype)
     reach = leaf_weights(right, jnp.ones_like(right[0]))
     mass, slopes = reach * (gain - (reach * gain).sum(0, keepdims=True)), []
     for _ in range(topology.depth_of(scores.shape[0])):

@@ -1,12 +1,9 @@
 """The expected loss of one tree under sharp sigmoids, computed at the leaves that samples reach.
 
-Sigmoids send every sample to every leaf. Sharp sigmoids give most leaves a probability that is too small to change a
-float32 sum. A split is therefore treated as certain if a sample reaches it and takes its less probable side with a
-probability below :data:`TOLERANCE`. Each certain split changes the loss of a sample by at most the tolerance times the
-range of the leaves' losses.
-
-The uncertain splits are on few paths. :mod:`jtrees.routing.frontier` lists these paths, as it does for the smooth step.
-(At the certain splits of the smooth step, the probability is exactly 0 or 1.)
+Sharp sigmoids give most leaves a probability that is too small to change a float32 sum. A split is therefore treated as
+certain if a sample reaches it and takes its less probable side with a probability below :data:`TOLERANCE`. Each certain
+split changes the loss of a sample by at most the tolerance times the range of the leaves' losses. The uncertain splits
+are on few paths, which :mod:`jtrees.routing.frontier` lists.
 """
 
 from collections.abc import Callable
@@ -45,7 +42,6 @@ def sigmoid() -> paths.Step:
 
 
 def visit(
-    losses_of: Callable[..., Array],
     width: float,
     otherwise: Callable[..., Any],
     weights: Float[Array, "nodes p"],
@@ -55,27 +51,16 @@ def visit(
     y: Array,
     share: Float[Array, " n"],
 ) -> tuple[tuple[Float[Array, ""], Any], Int[Array, " n"]]:
-    """Returns the expected loss, its gradient, and the leaf of each sample under hard routing.
-
-    The gradient is taken with respect to weights, bias and leaves.
-
-    Args:
-      losses_of: ``(leaves, x, y) -> (leaves, n)``.
-      width: capacity in paths per sample, on average.
-      otherwise: fallback if the paths exceed the capacity. It receives the arrays below and returns the same results.
-      weights: split weights.
-      bias: split biases.
-      leaves: a pytree of arrays whose first axis is over the leaves.
-      x: samples.
-      y: targets.
-      share: weight of each sample in the loss.
-    """
+    """Returns the expected loss, its gradient for weights, bias and leaves, and the hard leaf of each sample."""
+    # `leaves` is a pytree with `losses(x, y)`, (leaves, n); the first axis of its arrays is over the leaves. `width` is
+    # the capacity in paths per sample, on average. If the paths exceed it, `otherwise` receives the arrays and returns
+    # the same results. `share` is the weight of each sample in the loss.
     operands, step = Operands(x, weights[None], bias[None], None, None), sigmoid()
     frontier, fits = paths.explore(operands, width, step)
 
     def leaf_loss(leaf: Any, x: Array, y: Array) -> Array:
         leaves = jax.tree.map(lambda a: a[None], leaf)
-        return losses_of(leaves, x[None], y[None])[0, 0]
+        return leaves.losses(x[None], y[None])[0, 0]
 
     def on_paths() -> Any:
         return paths.expected(frontier, operands, step, jax.vmap(jax.value_and_grad(leaf_loss)), leaves, y, share)

@@ -1,8 +1,4 @@
-"""Soft routing: computes probabilities of nodes and expected leaf values from probabilities of going right.
-
-A Python loop over levels works elementwise on contiguous slices. It multiplies probabilities down from the root, and
-folds values up from the leaves. Both directions take O(nodes) per sample.
-"""
+"""Soft routing: probabilities of nodes, and expected leaf values, in O(nodes) per sample."""
 
 import chex
 import jax
@@ -47,15 +43,7 @@ def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves
 
 
 def leaf_weights(right: Float[Array, "nodes ..."], weight: Float[Array, "..."]) -> Float[Array, "leaves ..."]:
-    """Distributes the weight of each sample to the leaves: ``weight * leaf_probabilities(right)``, in one pass.
-
-    Args:
-      right: probability of going right at each internal node, ``(nodes, ...)``.
-      weight: weight of each sample, in the trailing shape of ``right``.
-
-    Returns:
-      Weights ``(leaves, ...)``. They sum to ``weight`` over the leaves.
-    """
+    """Distributes the weight of each sample to the leaves: ``weight * leaf_probabilities(right)``, in one pass."""
     return _reach(right, weight)[-1]
 
 

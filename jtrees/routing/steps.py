@@ -1,4 +1,4 @@
-"""The hard step and TEL's smooth step. A step maps a split score to the probability of going right.
+"""TEL's smooth step. A step maps a split score to the probability of going right.
 
 GET's step is ``jax.nn.sigmoid`` of scaled scores, and DGT's straight-through rule is in
 :mod:`jtrees.routing.path_sum`.
@@ -10,20 +10,9 @@ numbers may be treated as zero, as XLA does on a CPU.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from pallas_kernels.routes import cubic
-
-
-def hard_step(t: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Returns whether the sample goes right: ``t > 0``. A score of zero goes left.
-
-    Example:
-      >>> print(jtrees.routing.hard_step(jnp.array([-1.0, 0.0, 1.0])))
-      [False False  True]
-    """
-    return t > 0
-
 
 # --- The cubic step --------------------------------------------------------------------------------------------------
 #

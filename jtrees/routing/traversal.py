@@ -42,35 +42,6 @@ def rewards(scores: Float[Array, "nodes *n"], root: Array | None = None) -> Floa
     return jnp.concatenate(q)
 
 
-def traverse(
-    scores: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
-) -> tuple[Float[Array, "all_nodes n"], Float[Array, " all_nodes"]]:
-    """Returns soft traversals of a tree, and its pruning (the paper's T, eq. 3).
-
-    Args:
-      scores: split scores of the internal nodes; right if above 0, else left.
-      penalty: penalty of an active node, above 0.
-      weight: weight of each sample, at least 0, by default 1. The weight affects only a.
-
-    Returns:
-      The pair ``(z, a)``. The traversal z of each sample is between 0 and a. The activity a of each node is the result
-      of :func:`jtrees.isotonic.prune`.
-
-    Raises:
-      ValueError: in the same cases as :func:`jtrees.isotonic.prune`.
-
-    Example:
-      >>> z, active = jtrees.routing.traverse(jnp.array([[-0.25, 2.0]]), 1.0)  # one split, two samples
-      >>> print(z)
-      [[1.    1.   ]
-       [0.375 0.   ]
-       [0.25  0.75 ]]
-    """
-    q = rewards(scores)
-    active = isotonic.prune(q, penalty, weight, nested=True)
-    return position(q, active), active
-
-
 def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"]) -> Float[Array, "all_nodes n"]:
     """Returns traversals ``z = clip(q + 1/2, 0, a)`` for a given activity (Proposition 1).
 

@@ -1,8 +1,7 @@
 """Splits of CART, which are initial values of searches.
 
 scikit-learn grows the trees on the host. They split the features, or the outputs of a ridge regression. Greedy searches
-use only the directions of the ridge regression. :func:`jtrees.splitting.binned_cart` grows CART in a compiled program,
-over bins of the features.
+use only the directions of the ridge regression.
 """
 
 from functools import partial
@@ -34,15 +33,10 @@ _ROWS_OF_BIN = 1000  # largest mean number of rows of a bin for the edges of bin
 _PART_OF_BINS = 0.4  # part of the time before a deadline for the edges of bins
 
 
-# --- Bins of the features --------------------------------------------------------------------------------------------
-
-
 def bin_edges(problem: Problem, bins: int) -> np.ndarray:
-    """Returns the edges of the bins of each feature, ``(p, bins - 1)``.
-
-    They are edges of the rows of the fit, which also serve its folds, so the trees of an ensemble share them. If a
-    preconditioner is compared or given, they are edges of the rows of the problem.
-    """
+    """Returns the edges of the bins of each feature, ``(p, bins - 1)``."""
+    # They are edges of the rows of the fit, which also serve its folds, so the trees of an ensemble share them. If a
+    # preconditioner is compared or given, they are edges of the rows of the problem.
     x, _, weight = problem.source or problem.batch
     return problem.computed_once(_edges, x, weight, bins, monitor=problem.monitor.within(_PART_OF_BINS))
 
@@ -57,9 +51,6 @@ def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) ->
     return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]
 
 
-# --- CART and ridge regressions --------------------------------------------------------------------------------------
-
-
 def grown_cart(
     rows: Batch,
     task: Task,
@@ -69,11 +60,9 @@ def grown_cart(
     min_weight: float = 0.0,
     monotone: np.ndarray | None = None,
 ) -> ObliqueTree:
-    """Returns the splits of a CART tree of the given depth.
-
-    For linear leaves, CART is fitted to the residuals of a linear regression. For one target or two classes, the
-    predictions of CART do not fall in the features ``monotone``, ``(p,)`` bool.
-    """
+    """Returns the splits of a CART tree of the given depth."""
+    # For linear leaves, CART is fitted to the residuals of a linear regression. For one target or two classes, the
+    # predictions of CART do not fall in the features `monotone`, (p,) bool.
     x, y, weight = rows
     options: Any = {"sample_weight": weight, "min_weight": min_weight, "monotone": monotone if y.ndim == 1 else None}
     if isinstance(task, Classification):
@@ -99,11 +88,9 @@ def _residuals(x: Any, y: np.ndarray, weight: Any) -> np.ndarray:
 
 
 def _targets(y: Any, task: Task) -> Any:
-    """Returns the targets of a regression that stands for the task.
-
-    In classification the targets are the class probabilities, which are 0 or 1 for labels. For two classes, the
-    probability of class 1 is sufficient. For rewards, the targets are the rewards minus their mean over the actions.
-    """
+    """Returns the targets of a regression that stands for the task."""
+    # In classification the targets are the class probabilities, which are 0 or 1 for labels. For two classes, the
+    # probability of class 1 is sufficient. For rewards, the targets are the rewards minus their mean over the actions.
     if isinstance(task, Classification):
         return shares(y, task.classes)[:, task.classes == 2 :]
     if isinstance(task, Policy):
@@ -114,20 +101,12 @@ def _targets(y: Any, task: Task) -> Any:
 def ridge_directions(batch: Batch, task: Task, monotone: Array | None = None) -> Array:
     """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``; it can be compiled.
 
-    If there are several outputs, the directions are the slopes of their principal components. Classes are regressed as
-    indicators divided by the root of the class frequency. The principal components are then linear discriminants
-    (Hastie, Tibshirani & Buja 1994). The plain indicators would only separate single classes from the rest.
+    Several outputs are replaced by their principal components. Classes are regressed as indicators divided by the root
+    of the class frequency, so the components are linear discriminants (Hastie, Tibshirani & Buja 1994). The plain
+    indicators would only separate single classes from the rest.
 
-    All outputs have the same ridge strength. Uneven weights count as fewer samples (Kish's effective sample size). An
-    outlier of a feature is replaced by the mean of the feature.
-
-    Args:
-      batch: the samples; features and targets have mean about 0 and deviation about 1.
-      task: what is predicted.
-      monotone: features whose negative slopes become 0, ``(p,)`` bool, or None.
-
-    Returns:
-      At most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
+    There are at most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
+    Negative slopes of the features ``monotone``, ``(p,)`` bool, become 0.
     """
     times: Any = partial(jnp.matmul, precision="highest")
     weight = effective(ones_or(batch.weight, batch.x))
@@ -152,10 +131,8 @@ def ridge_directions(batch: Batch, task: Task, monotone: Array | None = None) ->
 
 
 def _centred(x: Array, y: Array, weight: Array, unit: float) -> tuple[Array, Array]:
-    """Returns centred features in their unit, and centred targets ``(n, k)``, for a ridge regression.
-
-    An outlier of a feature is replaced by its mean. A constant target is 0.
-    """
+    """Returns centred features in their unit, and centred targets ``(n, k)``, for a ridge regression."""
+    # An outlier of a feature is replaced by its mean. A constant target is 0.
     xp, total = segments.module_of(x, y), segments.total(weight)
     near = xp.where(xp.abs(x) < _FARTHEST * unit, x / unit, 0)
     x, centred = (a - segments.total(weight[:, None] * a) / total for a in (near, y))
@@ -167,10 +144,8 @@ def _centred(x: Array, y: Array, weight: Array, unit: float) -> tuple[Array, Arr
 def cart_of_table(
     table: Table, depth: int, leaves: str, limit: int | None, columns: np.ndarray | None, *, monitor: Monitor
 ) -> ObliqueTree:
-    """Returns CART of a table in the user's units, grown on at most about ``limit`` rows.
-
-    CART splits only the features ``columns``, by number; None: all features.
-    """
+    """Returns CART of a table in the user's units, grown on at most about ``limit`` rows."""
+    # CART splits only the features `columns`, by number; None: all features.
     x, y, weight = table.x, table.y, table.weight
     if limit is not None and limit < len(x):
         rows, weight = drawn_rows(y, weight, limit, table.task, np.random.default_rng(0))
@@ -190,19 +165,11 @@ def cart_of_table(
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:
-    """Returns the splits of CART on the outputs of a ridge regression instead of the features.
-
-    The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
-    model. Each target has a ridge strength of its own. Classes, weights and outliers are treated as in
-    :func:`ridge_directions`, except that the indicators of classes are not divided.
-
-    Args:
-      rows: the samples as NumPy arrays. The features ``(n, p)`` have mean 0. The targets are ``(n,)`` or ``(n, k)``,
-        and the weights are ``(n,)``.
-      task: what is predicted.
-      depth: depth of the tree.
-      unit: standard deviation of the features, and of the outputs that CART splits.
-    """
+    """Returns the splits of CART on the outputs of a ridge regression instead of the features."""
+    # The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
+    # model. Each target has a ridge strength of its own. Classes, weights and outliers are treated as in
+    # `ridge_directions`, except that the indicators of classes are not divided. `rows` are NumPy arrays, with features
+    # of mean 0. `unit` is the standard deviation of the features, and of the outputs that CART splits.
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
     weight = effective(ones_or(rows.weight, x))
     wide: Any = x.astype(np.float64)

@@ -21,20 +21,12 @@ import numpy as np
 from jtrees import distributed, processes, sharding
 from jtrees.compilation import default_settings
 from jtrees.search.monitor import Monitor, Pace
-from jtrees.search.problem import (
-    Call,
-    Children,
-    DeviceValue,
-    OutOfTimeError,
-    Trained,
-    has_identity,
-    identity_of,
-)
+from jtrees.search.problem import Call, Children, DeviceValue, OutOfTimeError, Trained, has_identity, identity_of
 from jtrees.search.run import Form, argument_of_program, often_compiled, rarely_compiled
 from jtrees.search.stack import Stack, size_of_survivors, stacked
+from jtrees.training.loop import MOST
 from jtrees.training.state import NOT_TAKEN
 
-MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
 _MOST_THREADS = 8  # threads that make calls at once on CPUs; each needs memory
 _PLACED = 2**12  # numbers from which an array of a problem is put on the device once, and not in each call
 

@@ -14,7 +14,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import leaves as kinds, ops
+from jtrees import ops
 from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import Result, prediction_loss
 from jtrees.search.problem import Problem
@@ -22,7 +22,7 @@ from jtrees.search.run import Run
 from jtrees.segments import mean_one, ones_or, wide
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 
 def _is_direct(task: Task) -> bool:
@@ -31,10 +31,8 @@ def _is_direct(task: Task) -> bool:
 
 
 async def newton_steps(problem: Problem) -> Problem:
-    """Returns the problem of the Newton steps, or the same problem for a squared error and a classification.
-
-    The new problem has no result in the user's units. Its recipe has the option ``shrink=False``.
-    """
+    """Returns the problem of the Newton steps, or the same problem for a squared error and a classification."""
+    # The new problem has no result in the user's units. Its recipe has the option `shrink=False`.
     task = problem.task
     if _is_direct(task):
         return problem
@@ -47,11 +45,7 @@ async def newton_steps(problem: Problem) -> Problem:
 
 
 async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
-    """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself.
-
-    Raises:
-      FloatingPointError: if the score is not finite.
-    """
+    """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself."""
     if _is_direct(problem.task):
         return fitted
     tree, score = (await problem.map(_fitted_to_loss, fitted.scaled.replace(leaves=None))).host
@@ -59,10 +53,8 @@ async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
 
 
 def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Returns the Newton steps and their weights, of the training rows and of the evaluation rows.
-
-    The steps are scaled such that those of the training rows are in [0, 1].
-    """
+    """Returns the Newton steps and their weights, of the training rows and of the evaluation rows."""
+    # The steps are scaled such that those of the training rows are in [0, 1].
     loss, task = run.task.loss_function, run.task
     first = loss.initial(run.batch.y, run.weight, math.prod(task.shape))
 
@@ -80,8 +72,7 @@ def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
 
 def _fitted_to_loss(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
     """Returns the tree with leaves fitted to the loss itself, and the loss of the tree."""
-    batch, kind = run.batch, kinds.kind_of("constant", run.task)
-    empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)
-    leaf = ops.hard(splits.weights, splits.bias, batch.x)
-    tree = run.ordered(splits.replace(leaves=empty.refit(leaf, *batch)), leaf)
+    tree = with_empty_leaves(splits, "constant", run.task)
+    leaf = ops.hard(tree.weights, tree.bias, run.batch.x)
+    tree = run.ordered(tree.replace(leaves=tree.leaves.refit(leaf, *run.batch)), leaf)
     return tree, prediction_loss(run.task, tree, run.evaluation)

@@ -35,9 +35,6 @@ _AT_ONCE = 64  # concurrent runs on other devices
 _END = 2.0  # estimated time of the end of a fit, as a multiple of the time to scale the data
 
 
-# --- Fit -------------------------------------------------------------------------------------------------------------
-
-
 def fit(
     recipe: Recipe,
     x: Any,
@@ -57,22 +54,16 @@ def fit(
     """Fits a model to a table.
 
     The fit also compares the model with a linear model and a constant, and ``report.verdict`` says which is better. The
-    comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out.
-    The held-out rows of a search are out-of-bag rows, or rows that choose the number of rounds or updates. The verdict
-    says if the rows also chose the model, because their losses are then slightly too low. If there are no such rows,
-    the comparison uses the training rows and charges each model for its parameters. The verdict then says so, because
-    the comparison is less certain.
+    comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out,
+    such as out-of-bag rows. The verdict says if the rows also chose the model, because their losses are then slightly
+    too low. If there are no such rows, the comparison uses the training rows and charges each model for its parameters.
 
     The search runs in compiled calls of about half a second. Ctrl-C or ``max_seconds`` ends the search after the
-    current call, with the best result so far. In the short stages of GET and RADDT, one more call follows. A second
-    Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
-
-    If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. Correlations of features and
-    the linear model of the comparison also take fewer rows then. GET and RADDT have fewer starts if the deadline is too
-    near for an update of each. If it is too near for linear leaves of many features, their leaves are constant, with a
-    warning. After the deadline, the fit skips refinements and further trees of a bag. The fit always checks and scales
-    the table, makes one update, and fits the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those
-    of the rows that it trained on.
+    current call, with the best result so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
+    A near deadline also means samples of rows for CART, correlations and the comparison, fewer starts of GET and RADDT,
+    constant leaves (with a warning), and no refinements or further trees of a bag. The fit always checks and scales the
+    table, makes one update, and fits the leaves to all rows (in :class:`jtrees.Boosted`: to the rows that it trained
+    on).
 
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
@@ -161,11 +152,9 @@ def _advice(tree: Any, task: Task) -> str:
 
 
 def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
-    """Returns the comparison of a fit with a linear model and a constant.
-
-    The comparison uses the rows ``evaluated``, else the validation set, else the rows that the search left out. If
-    there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
-    """
+    """Returns the comparison of a fit with a linear model and a constant."""
+    # The comparison uses the rows `evaluated`, else the validation set, else the rows that the search left out. If
+    # there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
     model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
     where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated
@@ -197,22 +186,14 @@ def dataset_of(
     missing: Sequence[str] = (),
     columns: Any = None,
 ) -> Dataset:
-    """Returns the checked rows that a recipe is trained on.
-
-    Raises:
-      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
-    """
+    """Returns the checked rows that a recipe is trained on; raises ``ValueError`` for an invalid argument."""
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
     return checked_dataset(x, y, sample_weight, task, recipe.targets, monotone, missing, columns)
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
-    """Returns a validation set ``(x, y)`` or ``(x, y, sample_weight)``, checked against the training table.
-
-    Raises:
-      ValueError: if the set is invalid. The message names the argument, what was expected, and the value.
-    """
+    """Returns a validation set, checked against the training table; raises ``ValueError`` if it is invalid."""
     if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
         raise ValueError(f"validation must be (x, y) or (x, y, sample_weight), got {type(validation).__name__}")
     x, y, *weight = validation
@@ -222,41 +203,23 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
         raise ValueError(f"validation: {error}") from None
 
 
-# --- Many searches ---------------------------------------------------------------------------------------------------
-
-
 class Fold(NamedTuple):
-    """The tables of a fold, or of a fit that has no folds.
+    """The tables of a fold, or of a fit that has no folds."""
 
-    Attributes:
-      table: the training rows.
-      validation: the validation set on which the fit chooses, or None.
-      evaluated: the evaluation rows; None: the training rows. The fit does not use them.
-    """
-
-    table: Table
-    validation: Table | None = None
-    evaluated: Table | None = None
+    table: Table  # the training rows
+    validation: Table | None = None  # the validation set on which the fit chooses, or None
+    evaluated: Table | None = None  # the evaluation rows; None: the training rows. The fit does not use them
 
 
 class RunFit(NamedTuple):
-    """The fit of a run.
+    """The fit of a run."""
 
-    Attributes:
-      result: the fit, or the error of a search that became non-finite.
-      data: its data.
-      task: the task of the scaled data.
-      left_out: losses of the rows that parts of the search were not trained on, or None.
-      seconds: seconds of the run; of concurrent runs, an equal share of their seconds.
-      expected_loss: the loss that the search expects on new rows, or None.
-    """
-
-    result: FitResult | FloatingPointError
+    result: FitResult | FloatingPointError  # the fit, or the error of a search that became non-finite
     data: Data
-    task: Task
-    left_out: LeftOut | None = None
-    seconds: float = 0.0
-    expected_loss: float | None = None
+    task: Task  # the task of the scaled data
+    left_out: LeftOut | None = None  # losses of the rows that parts of the search were not trained on, or None
+    seconds: float = 0.0  # seconds of the run; of concurrent runs, an equal share of their seconds
+    expected_loss: float | None = None  # the loss that the search expects on new rows, or None
 
 
 def fits_of(
@@ -267,18 +230,9 @@ def fits_of(
     batch: int | Literal["auto"] = "auto",
     cells: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[RunFit]:
-    """Yields the fits of recipes that share one program, for each recipe, key and split, in this order.
-
-    The iteration ends early if the monitor stops it.
-
-    Args:
-      recipes: recipes with the same static options.
-      keys: keys as for :func:`fit`.
-      splits: the tables of each fold. Tables of similar length share programs.
-      monitor: the monitor of all runs.
-      batch: number of concurrent runs.
-      cells: the numbers of the recipe, the key and the split of each run. None: all combinations.
-    """
+    """Yields the fits of recipes that share one program, for each recipe, key and split, in this order."""
+    # The iteration ends early if the monitor stops it. `batch` is the number of concurrent runs. `cells` are the
+    # numbers of the recipe, the key and the split of each run; None: all combinations.
     began = time.monotonic()
     compilation.bound_memory()
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
@@ -311,14 +265,12 @@ def fits_of(
 
 
 def _problem(recipe: Recipe, split: Fold, rows: int, engine: Engine) -> Problem:
-    """Returns the problem of a split, padded to a number of rows, without a recipe and a key.
-
-    Raises:
-      ValueError: if the recipe does not suit the table.
-    """
+    """Returns the problem of a split, padded to a number of rows, without a recipe and a key."""
     table, validation = split.table, split.validation
     recipe.check(table.task, (rows, table.x.shape[1]))
-    check_link(table.task, table)
+    as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
+    if isinstance(table.task, Regression) and not table.task.in_units and not as_given:
+        check_without_link(table.task.loss, table.task.shape)
     check_monotone(recipe, table)
     scaling = recipe.scaling(table).oriented(table.monotone)
     scaled = scaling.batch(table, rows)
@@ -360,13 +312,6 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         if tree is not None:
             tree = model if tree is fitted.model else tree.with_medians(table.medians)
     return FitResult(model, tree, fitted.loss, int(fitted.step), history, report)
-
-
-def check_link(task: Task, table: Table) -> None:
-    """Raises ``ValueError`` for a user-defined loss with a link if the targets do not range from exactly 0 to 1."""
-    as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
-    if isinstance(task, Regression) and not task.in_units and not as_given:
-        check_without_link(task.loss, task.shape)
 
 
 def check_monotone(recipe: Recipe, table: Table) -> None:

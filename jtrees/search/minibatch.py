@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from jtrees import blocking, distributed, losses, pytree, training, validation as checks
-from jtrees.search.engine import MOST
 from jtrees.search.fitted import Fitted
 from jtrees.search.options import option
 from jtrees.search.precondition import preconditioned
@@ -64,19 +63,10 @@ class Schedule(NamedTuple):
     def of(
         cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES, fewest: int = _FEWEST
     ) -> "Schedule":
-        """Returns the schedule for n samples.
+        """Returns the schedule for n samples: see ``epochs`` and ``batch_size`` of :class:`MiniBatchRecipe`.
 
-        Args:
-          n: number of samples.
-          epochs: number of passes over the data. None: ``passes``, with at least ``fewest`` and at most 7500 updates.
-            Batches of fewer than 128 samples may take more updates, up to 960,000 samples in total.
-          batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-            skipped until the next shuffle.
-          passes: number of passes if ``epochs`` is None.
-          fewest: least number of updates if ``epochs`` is None.
-
-        Raises:
-          ValueError: if the number of updates exceeds a 32-bit counter.
+        If ``epochs`` is None, there are about ``passes`` passes over the data, and at least ``fewest`` updates. Raises
+        ``ValueError`` if the number of updates exceeds a 32-bit counter.
         """
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
@@ -252,11 +242,9 @@ def has_ended(run: Run, state: TrainState) -> Array:
 
 
 def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
-    """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended.
-
-    A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
-    The initial parameters are not evaluated, because they are random.
-    """
+    """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended."""
+    # A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
+    # The initial parameters are not evaluated, because they are random.
     recipe, schedule = run.recipe, run.recipe.schedule(len(run.batch.x))
     method, optimizer = recipe.method(run), recipe.optimizer(run)
     update = training.step.one_step(method, run.batch, optimizer, batch_size=schedule.batch_size)
@@ -265,35 +253,21 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
         score = partial(recipe.evaluate, run.replace(evaluation=run.rows_during_training))
     is_due = lambda made: evaluates & schedule.is_due(made)
     update = training.step.with_early_stopping(update, score, is_due, partial(has_ended, run))
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, has_ended(run, state)
 
 
 class Result(NamedTuple):
-    """The result of a training on scaled data.
-
-    Attributes:
-      model: the model.
-      score: the loss of the model on the evaluation rows.
-      step: number of updates before the model.
-      report: values for the report.
-      finite: whether all losses of the training were finite.
-    """
+    """The result of a training on scaled data."""
 
     model: Any
-    score: Array
-    step: Array
-    report: Any
-    finite: Any = True
+    score: Array  # the loss of the model on the evaluation rows
+    step: Array  # number of updates before the model
+    report: Any  # values for the report
+    finite: Any = True  # whether all losses of the training were finite
 
     def fitted(self, losses: np.ndarray) -> Fitted:
-        """Returns the result on the host, with the losses of all updates as its history.
-
-        It warns if the training became non-finite after the evaluation that gave the model.
-
-        Raises:
-          FloatingPointError: if the score is not finite.
-        """
+        """Returns the result on the host; raises ``FloatingPointError`` if the score is not finite, and may warn."""
         if not np.isfinite(self.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         if not self.finite:
@@ -303,11 +277,9 @@ class Result(NamedTuple):
 
 
 def result_of(run: Run, state: TrainState) -> Result:
-    """Returns the result of a run.
-
-    The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
-    evaluation. The last parameters are evaluated here if they were not before, unless early stopping ended the run.
-    """
+    """Returns the result of a run."""
+    # The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
+    # evaluation. The last parameters are evaluated here if they were not before, unless early stopping ended the run.
     recipe, dtype = run.recipe, state.best.score.dtype
     last_loss = lambda params: recipe.evaluate(run, params).astype(dtype)
     evaluates = run.evaluates
@@ -322,10 +294,10 @@ def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begi
     """Returns the state after ``steps`` updates, which :meth:`jtrees.search.Problem.train` makes, in a program."""
 
     def advance_part(part: Array, state: Any) -> Any:
-        before = MOST * part
-        return advance(run, state, begins + before, jnp.minimum(MOST, steps - before))[0]
+        before = training.loop.MOST * part
+        return advance(run, state, begins + before, jnp.minimum(training.loop.MOST, steps - before))[0]
 
-    return jax.lax.fori_loop(0, -(-steps // MOST), advance_part, state)
+    return jax.lax.fori_loop(0, -(-steps // training.loop.MOST), advance_part, state)
 
 
 # --- The procedure ---------------------------------------------------------------------------------------------------

@@ -51,10 +51,8 @@ class Monitor:
 
     @contextlib.contextmanager
     def interruptible(self) -> Any:
-        """Context in which Ctrl-C stops the search, and a second Ctrl-C raises KeyboardInterrupt.
-
-        Only Python's main thread receives signals. If the process ignores Ctrl-C, the context does not change that.
-        """
+        """Context in which Ctrl-C stops the search, and a second Ctrl-C raises KeyboardInterrupt."""
+        # Only Python's main thread receives signals. If the process ignores Ctrl-C, the context does not change that.
         handler = signal.getsignal(signal.SIGINT)
         if handler in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
             yield
@@ -67,11 +65,9 @@ class Monitor:
 
     @contextlib.contextmanager
     def progress_of(self, total: int, name: str) -> Any:
-        """Context that shows the progress of ``total`` updates or rounds; a nested context shows nothing.
-
-        Yields ``(done, losses) -> None``, which shows the number of finished updates or rounds and the lowest loss.
-        ``losses`` has an array for each run.
-        """
+        """Context that shows the progress of ``total`` updates or rounds; a nested context shows nothing."""
+        # Yields `(done, losses) -> None`, which shows the number of finished updates or rounds and the lowest loss.
+        # `losses` has an array for each run.
         if not self.progress or self._is_shown:
             yield lambda done, losses: None
             return
@@ -127,15 +123,9 @@ class Monitor:
         return Monitor(deadline=time.monotonic() + share * max(0.0, self.left()), parent=self)
 
     def on_rows(self, fn: Callable[[Any], Any], rows: Any, outputs: int = 1) -> Any:
-        """Returns ``fn(rows)``, or ``fn`` of a random sample of the rows if there is no time for all rows.
-
-        The time for all rows is estimated from a small sample. If there is no deadline, ``fn`` takes all rows.
-
-        Args:
-          fn: a function whose time is about proportional to the number of rows.
-          rows: a batch of NumPy arrays.
-          outputs: number of outputs or classes. If there are more than features, the small sample has fewer rows.
-        """
+        """Returns ``fn(rows)``, or ``fn`` of a random sample of the rows if there is no time for all rows."""
+        # The time for all rows, about proportional to their number, is estimated from a small sample. If there are more
+        # `outputs` than features, the small sample has fewer rows. `rows` is a batch of NumPy arrays.
         n, p = rows.x.shape
         sample_size = max(_FEWEST, _SAMPLE // max(p, outputs))
         if self.deadline is None or n <= sample_size:
@@ -149,11 +139,10 @@ class Monitor:
 
 
 class Pace:
-    """Divides the steps of a search into compiled calls of about half a second, from the times of earlier calls.
+    """Divides the steps of a search into compiled calls of about half a second, from the times of earlier calls."""
 
-    The first call has one step. The number of steps grows at most by a factor of eight from call to call. In a
-    rehearsal each call has one step.
-    """
+    # The first call has one step. The number of steps grows at most by a factor of eight from call to call. In a
+    # rehearsal each call has one step.
 
     def __init__(self, monitor: Monitor):
         self._monitor, self._most = monitor, 1

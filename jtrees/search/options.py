@@ -24,30 +24,22 @@ from jtrees.search.recipe import Recipe
 import pallas_kernels
 from pallas_kernels import Implementation
 
+__all__ = ["Ranges", "checked", "checked_values", "option"]
+
 Ranges = tuple[tuple[float, float], ...]  # pairs (low, high) of positive numbers
 _BOUNDS = "least", "above", "below", "most"
 _LARGEST = checks.MAX_NUMBERS - 1  # an integer is below the largest value of a 32-bit counter
 
 
 class Option(NamedTuple):
-    """What an option takes, beside its annotation.
+    """What an option takes, beside its annotation."""
 
-    Attributes:
-      bounds: bounds of numbers, as keywords of ``jtrees.validation.check_number``.
-      traced: whether the option may be traced. None: if it is annotated as a number, or as :data:`Ranges`.
-      check: ``(name, value) -> the value to store``, or None. It replaces the annotation and the bounds.
-    """
-
-    bounds: dict[str, int | float]
-    traced: bool | None = None
-    check: Callable[[str, Any], Any] | None = None
+    bounds: dict[str, int | float]  # as keywords of `jtrees.validation.check_number`
+    traced: bool | None = None  # None: if it is annotated as a number, or as `Ranges`
+    check: Callable[[str, Any], Any] | None = None  # `(name, value) -> the value to store`, instead of the annotation
 
     def is_traced(self, annotation: Any) -> bool:
-        """Returns whether the option is an argument of the program.
-
-        Raises:
-          TypeError: for an annotation that says nothing about the values, or bounds that do not suit it.
-        """
+        """Returns whether the option is an argument of the program; raises ``TypeError`` for an unknown annotation."""
         if self.check is not None:
             return bool(self.traced)
         kinds, words = _alternatives(annotation)
@@ -60,11 +52,7 @@ class Option(NamedTuple):
         return kinds in ([float], [Ranges]) and not any(words) if self.traced is None else self.traced
 
     def checked(self, name: str, value: Any, annotation: Any) -> Any:
-        """Returns the value to store. Numbers that may be traced become arrays, of NumPy if they are not of JAX.
-
-        Raises:
-          ValueError: for a value that the option does not take. The message names the option.
-        """
+        """Returns the value to store. Numbers that may be traced become arrays, of NumPy if they are not of JAX."""
         if self.check is not None:
             return self.check(name, value)
         if annotation == Implementation:
@@ -101,7 +89,11 @@ class Option(NamedTuple):
             ):
                 raise ValueError(f"{name} must be whole numbers, such as (240, 240), got {checks.quoted(value)}")
             return tuple(checks.check_count(name, number) for number in value)
-        return _checked_ranges(name, value) if kind == Ranges else check_function(name, value)
+        if kind == Ranges:
+            return _checked_ranges(name, value)
+        if not callable(value):
+            raise ValueError(f"{name} must be a function, got {checks.quoted(value)}")
+        return value
 
 
 def option(
@@ -167,11 +159,7 @@ def checked_values(recipe: Any, **values: Any) -> dict[str, Any]:
 
 
 def as_scalar(name: str, value: Any, **bounds: int | float) -> Array:
-    """Returns a checked number as a float32 array; ``0`` and ``0.0`` would compile to two programs.
-
-    Raises:
-      ValueError: if the number is invalid. The message names the option.
-    """
+    """Returns a checked number as a float32 array; ``0`` and ``0.0`` would compile to two programs."""
     return jnp.asarray(_number(name, value, **bounds), jnp.float32)
 
 
@@ -206,13 +194,6 @@ def _checked_ranges(name: str, value: Any) -> Any:
     if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
         raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
     return pairs
-
-
-def check_function(name: str, value: Any) -> Any:
-    """Returns a checked function."""
-    if not callable(value):
-        raise ValueError(f"{name} must be a function, got {checks.quoted(value)}")
-    return value
 
 
 def _is_known(kind: Any) -> bool:

@@ -50,11 +50,9 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor | None = None) -> Spectrum:
-    """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature.
-
-    A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs. If there
-    is no time for all rows, the correlations are those of a sample of the rows.
-    """
+    """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature."""
+    # A preconditioner does not change the features `apart`, (p,) bool, so their weights keep their signs. If there is
+    # no time for all rows, the correlations are those of a sample of the rows.
     x, _, weight = without_padding(batch)
     if apart is not None:
         values, vectors = np.ones(len(apart), np.float32), np.eye(len(apart), dtype=np.float32)
@@ -82,11 +80,6 @@ def _correlations(rows: Batch) -> np.ndarray:
     correlations = covariance / np.outer(unit, unit)
     np.fill_diagonal(correlations, 1)
     return correlations
-
-
-def spectrum_of(problem: Problem) -> Spectrum:
-    """Returns the spectrum of the rows of a problem, or of a sample of them if a deadline is near."""
-    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.within(_PART))
 
 
 def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
@@ -176,7 +169,10 @@ async def preconditioned(
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
-    features = spectrum_of(problem) if any(strengths) else None
+    features = None
+    if any(strengths):  # of a sample of the rows if a deadline is near
+        monitor = problem.monitor.within(_PART)
+        features = problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=monitor)
     # A training needs no table. With all strengths that are compared, bins are those of the rows of the training.
     scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 

@@ -268,9 +268,6 @@ class Problem(Run):
         return await Call(fn, self, (state, *args), steps, name, begins, total, least, often=True)
 
 
-# --- What a procedure waits for ---------------------------------------------------------------------------------------
-
-
 class Call(NamedTuple):
     """A call of a compiled function; ``steps`` is None for :meth:`Problem.map`."""
 

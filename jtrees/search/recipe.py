@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 from jtrees import io, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import check_slopes
 from jtrees.forest import Forest
 from jtrees.search.fitted import Fitted
 from jtrees.search.problem import Problem
@@ -51,7 +52,14 @@ class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
+
+    Attributes:
+      deviations: unit of the scaled features, in standard deviations.
+      clips_near: whether codes of missing values are clipped near the other values: see ``jtrees.data.Scaling.fit``.
     """
+
+    deviations: ClassVar[float] = 1.0
+    clips_near: ClassVar[bool] = True
 
     async def search(self, problem: Problem) -> Fitted:
         """Returns the result for a problem; this is the recipe's procedure.
@@ -70,7 +78,10 @@ class Recipe:
 
     def scaling(self, table: Table) -> Scaling:
         """Returns the scaling of a table for the training of the recipe."""
-        return Scaling.fit(table, near=True)
+        fitted = Scaling.fit(table, self.deviations, near=self.clips_near)
+        if self.tree_leaves(table.task) == "linear":
+            check_slopes(fitted, self.deviations)
+        return fitted
 
     def tree_leaves(self, task: Task) -> str | None:
         """Returns the kind of leaves if the model is a single tree, ``"constant"`` or ``"linear"``, else None.
@@ -149,15 +160,9 @@ def check_keeps_splits(base: Recipe) -> None:
 
 
 def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Report, bounded: bool = False) -> Fitted:
-    """Returns the result with its model in the user's units; a part of a larger model is returned unchanged.
-
-    Args:
-      problem: the problem.
-      fitted: the result, with a network or a :class:`jtrees.Forest` of scaled data.
-      model_type: the subclass of :class:`jtrees.SoftModel` that holds a network.
-      report: the recipe's report.
-      bounded: whether predictions are clipped to values near the training targets.
-    """
+    """Returns the result with its model in the user's units; a part of a larger model is returned unchanged."""
+    # The result has a network, which a `model_type` holds, or a `Forest` of scaled data. `bounded` says whether
+    # predictions are clipped to values near the training targets.
 
     def restore(fitted: Fitted, data: Data) -> Fitted:
         if isinstance(fitted.scaled, Forest):

@@ -84,9 +84,6 @@ def _cut(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-# --- Reports that several recipes share ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Preconditioning(Report):
     """How the features were preconditioned.
@@ -123,9 +120,6 @@ class TreeReport(TrainingReport):
     """
 
     reached: int
-
-
-# --- The report of a fit ---------------------------------------------------------------------------------------------
 
 
 @io.part

@@ -146,10 +146,7 @@ def results_of(form: Form, values: Any, counts: tuple) -> Any:
     return jax.shard_map(share, in_specs=specs, out_specs=over, check_vma=False, **placement)(*leaves)
 
 
-def _has_order(form: Form) -> bool:
-    """Returns whether the function of a form is one of :func:`jtrees.compilation.sums_in_order`."""
-    return hasattr(form.fn, "sums_in_order")
-
-
-often_compiled = compilation.jit_often_called(_has_order, static_argnums=0)(results_of)
-rarely_compiled = compilation.jit_rarely_called(_has_order, static_argnums=0)(results_of)
+often_compiled, rarely_compiled = (
+    compilation.jit(often=often, has_order=lambda form: hasattr(form.fn, "sums_in_order"), static_argnums=0)(results_of)
+    for often in (True, False)
+)

@@ -40,24 +40,16 @@ def fold_rows(problem: Problem, folds: int = 1, purpose: str = "folds") -> list[
 def drawn_rows(
     y: np.ndarray, weight: np.ndarray | None, limit: int, task: Task, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random sample of rows, and weights that correct for the sampling.
+    """Returns a random sample of about ``limit`` rows, and weights that correct for the sampling.
 
-    The sample contains the same fraction of every class, except that it contains a larger fraction of rare classes. A
-    soft label counts as its most probable class. Rows of larger weight are drawn more often. The sample of a class is a
-    priority sample (Duffield, Lund & Thorup 2007). Its weights are scaled to the sum of the weights of the class. Sums
+    The sample contains the same fraction of every class, and more of rare classes: a class of which fewer than two rows
+    would be drawn keeps all of its rows, up to an equal share of ``limit``. A soft label counts as its most probable
+    class. Rows of larger weight are drawn more often, and rows of weight 0 are not drawn. The sample of a class is a
+    priority sample (Duffield, Lund & Thorup 2007), with weights scaled to the sum of the weights of the class. So sums
     over the sample are nearly unbiased estimates of sums over all rows. Equal weights within a class remain equal.
 
-    Args:
-      y: targets of all rows.
-      weight: weights of all rows; rows of weight 0 are not drawn. None: equal weights.
-      limit: approximate number of rows to draw. A class of which fewer than two rows would be drawn keeps all of its
-        rows, up to an equal share of ``limit``.
-      task: what is predicted.
-      rng: random generator.
-
     Returns:
-      The numbers of the rows in ascending order, and the weights of the rows, float32. The weights have the same sum as
-      the weights of all rows.
+      The numbers of the rows in ascending order, and their weights, float32.
     """
     weight = np.ones(len(y)) if weight is None else np.asarray(weight, np.float64)
     real = np.flatnonzero(weight > 0)
@@ -93,15 +85,8 @@ def _priority_sample(
 
 
 def sampled(problem: Problem, limit: int | None, number: int = 0) -> Problem:
-    """Returns the problem on a sample of its rows, or the same problem if a padded sample would not be smaller.
-
-    Problems with the same rows and the same key share the arrays of the sample.
-
-    Args:
-      problem: the problem.
-      limit: approximate number of rows of the sample; None: all rows.
-      number: number of the sample. Each number draws a different sample.
-    """
+    """Returns the problem on a sample of about ``limit`` rows, or the same problem if it would not be smaller."""
+    # Each `number` draws another sample. Problems with the same rows and the same key share the arrays of the sample.
     if limit is None or problem.shape[0] <= bucket(limit):
         return problem
     _, y, weight = problem.batch
@@ -126,11 +111,7 @@ def rows_used(recipe: Any, n: int) -> int:
 
 
 def most_rows(recipe: Any) -> int | None:
-    """Returns the number of rows of a sample, from the options ``rows`` and ``depth`` of a recipe; None: all rows.
-
-    Raises:
-      ValueError: if a sample has fewer rows than the tree has leaves.
-    """
+    """Returns the number of rows of a sample, from the options ``rows`` and ``depth`` of a recipe; None: all rows."""
     leaves = 2**recipe.depth
     if recipe.rows == "auto":
         return max(_ROWS, _OF_LEAF * leaves)

@@ -16,15 +16,8 @@ _WORTH = 10_000
 
 
 def size_of_survivors(calls: list[Call], size: int, shares: int) -> int:
-    """Returns a smaller size of a stack for few calls, if their updates pay for another compilation.
-
-    The decision depends on numbers of updates and not on a clock, so it is the same in all processes and runs.
-
-    Args:
-      calls: the calls to stack.
-      size: size of the stacks of the program so far.
-      shares: number of which the size is a multiple.
-    """
+    """Returns a smaller size of a stack for few calls, a multiple of ``shares``, if it pays for another compilation."""
+    # The decision depends on numbers of updates and not on a clock, so it is the same in all processes and runs.
     small = 1 << (len(calls) - 1).bit_length()
     small += -small % shares
     steps = max(call.steps or 0 for call in calls)

@@ -8,21 +8,16 @@ import numpy as np
 
 from jtrees.search.problem import DeviceValue, Problem
 
-ENDLESS = np.iinfo(np.int32).max  # a patience that ends no training
+_ENDLESS = np.iinfo(np.int32).max  # a patience that ends no training
 
 
 class Stage(NamedTuple):
-    """A training after its last update.
+    """A training after its last update."""
 
-    Attributes:
-      state: the state, on the device.
-      losses: the loss of each update, ``(updates,)``.
-      evaluations: the loss at each evaluation, ``(evaluations,)``. A part without an update is not
-        evaluated; the loss is infinite if no part was.
-    """
-
-    state: DeviceValue
-    losses: np.ndarray
+    state: DeviceValue  # the state, on the device
+    losses: np.ndarray  # the loss of each update, (updates,)
+    # The loss at each evaluation, (evaluations,). A part without an update is not evaluated; the loss is infinite
+    # if no part was.
     evaluations: np.ndarray
 
 
@@ -33,7 +28,7 @@ async def train_stage(
     state: Any,
     stops: Sequence[int],
     *args: Any,
-    patience: int = ENDLESS,
+    patience: int | None = None,
     name: str,
     often: bool = True,
 ) -> Stage:
@@ -46,18 +41,19 @@ async def train_stage(
       state: the initial state.
       stops: numbers of updates after which the state is evaluated, ascending from 0. The last is that of all updates.
       *args: further arguments of ``advance``.
-      patience: number of evaluations without a lower loss that early stopping waits for.
+      patience: number of evaluations without a lower loss that early stopping waits for. None: it does not stop.
       name: name of the training, for the progress bar.
       often: whether the program of ``evaluate`` is compiled with more optimisation.
     """
     losses, evaluations = [np.zeros(0, np.float32)], []
+    limit = np.int32(_ENDLESS if patience is None else patience)
     for number, (begin, end) in enumerate(itertools.pairwise(stops)):
         progress: Any = {"name": name, "begins": begin, "total": stops[-1]}
         state, updates = await problem.train(advance, state, end - begin, *args, **progress)
         losses.append(updates)
         if not len(updates):
             break
-        evaluated = await problem.map(evaluate, state, np.int32(patience), often=often)
+        evaluated = await problem.map(evaluate, state, limit, often=often)
         state = evaluated.element(0)
         evaluations.append(float(evaluated.element(1).host))
         is_over = len(updates) < end - begin or problem.monitor.is_rehearsed(number + 1)

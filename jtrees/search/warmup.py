@@ -29,13 +29,11 @@ def warmup(
 ) -> float:
     """Compiles the programs of a fit for a table of this shape; a later :func:`jtrees.fit` in this process reuses them.
 
-    The function fits the recipe to a random table. The search runs all of its programs, but each training makes only a
-    few updates, and boosting only a few rounds. The later fit may have a different random key and different numeric
-    options. Its static options (depth, epochs, widths and so on) must be the same. The number of rows is rounded up by
-    at most a sixteenth, so similar tables share programs.
-
-    The programs are kept in memory, and in the folder of :func:`jtrees.cache` for later processes. Predictions for the
-    rows of the table are compiled, too. For a different number of rows, call ``predict`` once.
+    The function fits the recipe to a random table. Each training makes only a few updates, and boosting only a few
+    rounds. The later fit may have a different random key and different numeric options, but the same static options
+    (depth, epochs, widths and so on). The number of rows is rounded up by at most a sixteenth, so similar tables share
+    programs. The programs are kept in memory, and in the folder of :func:`jtrees.cache` for later processes.
+    Predictions for the rows of the table are compiled, too.
 
     Some programs depend on the data. The fit itself compiles:
 

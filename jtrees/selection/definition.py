@@ -168,9 +168,8 @@ def _class_text(cls: type, text: Any) -> str:
     generated = _GENERATED if dataclasses.is_dataclass(cls) else frozenset()
     parts: dict[str, Any] = {}
     for member, value in members.items():
-        value = getattr(
-            value, "__func__", getattr(value, "func", value)
-        )  # of static and class methods, cached properties
+        # Static and class methods have __func__, and cached properties func.
+        value = getattr(value, "__func__", getattr(value, "func", value))
         if isinstance(value, property):
             value = [value.fget, value.fset]
         is_hidden = member.startswith("__") and not isinstance(value, types.FunctionType)
@@ -185,11 +184,9 @@ def _state(value: Any, around: tuple[Any, ...]) -> dict[str, Any]:
     if isinstance(value, types.ModuleType) or any(map(_is_native, type(value).__mro__)):
         holder = next((outer.__qualname__ for outer in reversed(around) if hasattr(outer, "__qualname__")), None)
         raise _UndefinedError(f"{quoted(value)}{'' if holder is None else f' in {holder}'}")
-    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    state = {name: getattr(value, name) for name in names}
-    cached = functools.cached_property
-    state |= {n: v for n, v in vars(value).items() if not isinstance(getattr(type(value), n, None), cached)}
-    return state
+    fields, cached = dataclasses.fields(value) if dataclasses.is_dataclass(value) else (), functools.cached_property
+    state = {field.name: getattr(value, field.name) for field in fields}
+    return state | {n: v for n, v in vars(value).items() if not isinstance(getattr(type(value), n, None), cached)}
 
 
 def _is_native(cls: type) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import copy
 import io as streams
-import itertools
 import json
 import os
 from typing import Any, Literal, NamedTuple
@@ -52,18 +51,10 @@ class RunFolder:
     numbers, and a file of its fit or of its row losses. The JSON file is written last, and says whether there is a file
     of the fit. A run is finished if its files are complete.
 
-    Args:
-      path: the folder, which is made if it does not exist.
-      description: what all runs share, by name, as text.
-      keeps: what a run keeps besides its numbers, ``"fits"`` or ``"row losses"``. A fit that cannot be saved is left
-        out.
-      share: ``(k, n)``: this process makes the k-th of n shares of the runs.
-      splits: the split of each fold. Names of files depend on the training rows.
-
-    Raises:
-      ValueError: if the folder holds runs with another description. The message names what differs. Also if
-        ``sweep.json`` cannot be read.
-      OSError: if the folder cannot be read or written.
+    ``keeps`` is ``"fits"``, of which those that cannot be saved are left out, or ``"row losses"``. This process makes
+    share ``(k, n)`` of the runs, the k-th of n. Names of files depend on the training rows of the splits.
+    ``ValueError`` is raised if ``sweep.json`` cannot be read, or has another description; the message names what
+    differs.
     """
 
     def __init__(
@@ -82,7 +73,7 @@ class RunFolder:
             self._path.mkdir(parents=True, exist_ok=True)
         file = self._path / _DESCRIPTION
         if file.exists():
-            _check_same(_kept_description(file), description, os.fspath(path))
+            _check_same(file, description, os.fspath(path))
         elif distributed.is_first():
             self._write(_DESCRIPTION, json.dumps(description, indent=1).encode())
 
@@ -150,15 +141,11 @@ def folder_of(
 ) -> RunFolder | None:
     """Returns the folder of the runs of combinations of options, or None.
 
-    Raises:
-      ValueError: if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also if the
-        recipe, the task or an option has no :func:`~jtrees.selection.definition.definition`, and in the cases of
-        :class:`RunFolder`.
+    Raises ``ValueError`` if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also
+    if the recipe, the task or an option has no :func:`~jtrees.selection.definition.definition`.
     """
-    is_pair = (
-        isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(k, (int, np.integer)) for k in share)
-    )
-    if not is_pair or not 0 <= share[0] < share[1]:
+    is_pair = isinstance(share, (tuple, list)) and len(share) == 2
+    if not is_pair or not all(isinstance(k, (int, np.integer)) for k in share) or not 0 <= share[0] < share[1]:
         raise ValueError(f"share must be (k, n) with whole numbers 0 <= k < n, got {quoted(share)}")
     if folder is None:
         if share[1] > 1:
@@ -166,47 +153,35 @@ def folder_of(
         return None
     for options in combinations:  # before the first run
         _options_text(options)
-    part, parts = map(int, share)
-    return RunFolder(folder, _description(recipe, key, splits), keeps, (part, parts), splits)
+    return RunFolder(folder, _description(recipe, key, splits), keeps, (int(share[0]), int(share[1])), splits)
 
 
-def _kept_description(file: Any) -> dict[str, str]:
-    """Returns the description in a file; raises ``ValueError`` if the file is damaged."""
+def _check_same(file: Any, description: Mapping[str, str], folder: str) -> None:
+    """Raises ``ValueError`` if a file is damaged, or has another description; the message has the first difference."""
     try:
-        kept = json.loads(file.read_text())
+        written = json.loads(file.read_text())
     except ValueError:
-        kept = None
-    if isinstance(kept, dict) and all(isinstance(text, str) for text in kept.values()):
-        return kept
-    remedy = "delete the file, and the same call continues, because the names of the other files depend on the sweep"
-    raise ValueError(f"folder must hold a complete {_DESCRIPTION}, got the damaged {file}: {remedy}")
-
-
-def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder: str) -> None:
-    """Raises ``ValueError`` if two descriptions differ; the message has the first difference."""
-    for name in {**kept, **description}:
-        before, now = kept.get(name, "none"), description.get(name, "none")
-        if before != now:
+        written = None
+    if not isinstance(written, dict) or not all(isinstance(text, str) for text in written.values()):
+        remedy = "delete the file, and the same call continues, as the names of the other files depend on the sweep"
+        raise ValueError(f"folder must hold a complete {_DESCRIPTION}, got the damaged {file}: {remedy}")
+    for name in {**written, **description}:
+        texts = written.get(name, "none"), description.get(name, "none")
+        if texts[0] != texts[1]:
             # The texts may be longer than what a message quotes, so they begin shortly before they differ.
-            equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
-            start = max(0, len(list(equal)) - _CONTEXT)
-            before, now = (f"...{text[start:]}" if start else text for text in (before, now))
-            raise ValueError(
-                f"folder must hold runs of this sweep: {quoted(folder)} has {name} {quoted(before)}, got {quoted(now)}"
-            )
+            differs = (i for i, (before, after) in enumerate(zip(*texts, strict=False)) if before != after)
+            start = max(0, next(differs, min(map(len, texts))) - _CONTEXT)
+            before, after = (quoted(f"...{text[start:]}" if start else text) for text in texts)
+            raise ValueError(f"folder must hold runs of this sweep: {quoted(folder)} has {name} {before}, got {after}")
 
 
 def _description(recipe: Recipe, key: Array, splits: Sequence[Fold]) -> dict[str, str]:
     """Returns what all runs of a sweep share, by name: the version, the precision, the recipe, the key and the rows."""
     tables = [split.table for split in splits]
-    held_out = [(table.x, table.y, table.weight) for split in splits if (table := split.evaluated) is not None]
-    rows = {
-        "x": [table.x for table in tables],
-        "y": [table.y for table in tables],
-        "sample_weight": [table.weight for table in tables],
-        "monotone": [table.monotone for table in tables],
-        "validation": held_out,
-    }
+    rows = {"x": "x", "y": "y", "sample_weight": "weight", "monotone": "monotone"}
+    arrays: dict[str, Any] = {name: [getattr(table, field) for table in tables] for name, field in rows.items()}
+    held_out = [table for split in splits if (table := split.evaluated) is not None]
+    arrays["validation"] = [(table.x, table.y, table.weight) for table in held_out]
     encoder = tables[0].encoder
     schema = None if encoder is None else {**encoder.schema.columns, "": encoder.schema.missing}
     return {
@@ -217,7 +192,7 @@ def _description(recipe: Recipe, key: Array, splits: Sequence[Fold]) -> dict[str
         "key": definition("key", key),
         "task": definition("task", tables[0].task),
         "columns": checksum(definition("columns", schema)),
-        **{name: checksum(arrays) for name, arrays in rows.items()},
+        **{name: checksum(values) for name, values in arrays.items()},
     }
 
 

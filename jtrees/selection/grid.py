@@ -24,8 +24,7 @@ def options_of(recipe: Any) -> dict[str, Any]:
 def with_options(recipe: Any, options: dict[str, Any]) -> Any:
     """Returns the recipe with changed options, by name; an option of a base recipe is ``"base__depth"``.
 
-    Raises:
-      ValueError: if a name is unknown. The message lists the options.
+    Raises ``ValueError`` if a name is unknown. The message lists the options.
     """
     for name, value in options.items():
         first, _, rest = name.partition("__")
@@ -43,9 +42,8 @@ def _unknown(recipe: Any, available: Mapping[str, Any], name: str) -> str:
     if isinstance(recipe, Mapping):
         return f"options by name are {listed}, got {quoted(name)}: only an option with a value can be varied"
     place = _place_of(recipe, name) or next(iter(difflib.get_close_matches(name, available, 1)), None)
-    return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}" + (
-        f": write {quoted(place)}" if place else ""
-    )
+    remedy = f": write {quoted(place)}" if place else ""
+    return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}{remedy}"
 
 
 def _place_of(recipe: Any, name: str) -> str | None:
@@ -60,12 +58,7 @@ def _place_of(recipe: Any, name: str) -> str | None:
 def combinations_of(
     recipe: Recipe, key: Array, *, grid: Any = None, samples: Any = None, space: Any = None
 ) -> list[dict[str, Any]]:
-    """Returns the combinations of options for the arguments of :func:`jtrees.sweep`.
-
-    Raises:
-      ValueError: if the arguments are not exactly one of a grid, samples, and a space with a number of samples. Also if
-        a name is unknown, or if a grid, samples or a space is invalid.
-    """
+    """Returns the combinations of options for the arguments of :func:`jtrees.sweep`, and raises its errors."""
     for name, value in (("samples", samples), ("space", space)):
         if grid is not None and value is not None:
             raise ValueError(f"grid and {name} exclude each other, got both")
@@ -96,8 +89,7 @@ def combinations_of(
 def _products(grid: Any) -> list[dict[str, Any]]:
     """Returns all combinations of the values of a grid.
 
-    Raises:
-      ValueError: if the grid is empty or not a mapping to values.
+    Raises ``ValueError`` if it is empty or not a mapping to values.
     """
     message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {quoted(grid)}'
     try:

@@ -26,14 +26,9 @@ def budgets(combinations: int, rows: int, factor: int) -> list[int]:
     """
     sizes = []
     while combinations > factor and rows // factor >= _FEWEST:
-        combinations, rows = survivors(combinations, factor), rows // factor
+        combinations, rows = math.ceil(combinations / factor), rows // factor
         sizes.append(rows)
     return sizes[::-1]
-
-
-def survivors(combinations: int, factor: int) -> int:
-    """Returns the number of combinations in the next budget."""
-    return math.ceil(combinations / factor)
 
 
 def subsampled(splits: Sequence[Fold], rows: int, rng: np.random.Generator) -> list[Fold] | None:

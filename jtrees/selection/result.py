@@ -51,7 +51,13 @@ class SweepResult(NamedTuple):
         If losses are equal, the smaller model is the best. Only runs that finished all folds are compared. If there are
         none, the runs with the most finished folds are compared, because folds differ.
         """
-        means, sizes = self._mean_over_folds(), self.sizes.mean(2)
+        finite = np.isfinite(self.losses)
+        count = finite.sum(2)
+        compared = (finite & (self.states == "finished")).all(2)
+        if not compared.any():
+            compared = count == max(1, count.max())
+        means = np.where(compared, self.losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
+        sizes = self.sizes.mean(2)
         combination, seed = min(np.ndindex(*means.shape), key=lambda cell: (means[cell], sizes[cell]))
         return combination, seed
 
@@ -91,10 +97,9 @@ class SweepResult(NamedTuple):
         count = int(is_finished.sum())
         mean = lambda values: float(values.mean()) if count else np.nan
         losses = self.losses[combination][is_finished].mean(1)
-        error = float(losses.std(ddof=1) / np.sqrt(count)) if count > 1 else np.nan
         return self.options[combination] | {
             "loss": mean(losses) if count else np.inf,
-            "error": error,
+            "error": float(losses.std(ddof=1) / np.sqrt(count)) if count > 1 else np.nan,
             "seeds": count,
             "diverged": int((states == "diverged").sum()),
             "size": mean(self.sizes[combination][is_finished]),
@@ -135,30 +140,14 @@ class SweepResult(NamedTuple):
         rows = [self._mean_row(c) for c in range(len(self.options))]
         return sorted(range(len(rows)), key=lambda c: (-rows[c]["seeds"], rows[c]["loss"], rows[c]["size"]))
 
-    def _mean_over_folds(self) -> np.ndarray:
-        """Returns mean losses over folds, ``(C, S)``; infinite for runs that are not compared."""
-        finite = np.isfinite(self.losses)
-        count = finite.sum(2)
-        compared = (finite & (self.states == "finished")).all(2)
-        if not compared.any():
-            compared = count == max(1, count.max())
-        return np.where(compared, self.losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
-
     def __repr__(self) -> str:
         combination, seed = self.best_run
         runs = f"{len(self.options)} combinations x {len(self.seeds)} seeds x {self.losses.shape[2]} folds"
-        if _is_incomplete(self.states):
+        if np.isin(self.states, ("interrupted", "not started")).any():
             runs = f"{(self.states == 'finished').sum()} of {self.states.size} runs finished: {runs}"
-        loss = np.ma.masked_invalid(self.losses[self.best_run]).mean()
-        return (
-            f"SweepResult({runs}, best run: {self.options[combination]}, seed {self.seeds[seed]}, "
-            f"loss {float(loss):.6g})"
-        )
-
-
-def _is_incomplete(states: np.ndarray) -> bool:
-    """Returns whether a run did not come to its end."""
-    return bool(np.isin(states, ("interrupted", "not started")).any())
+        loss = float(np.ma.masked_invalid(self.losses[self.best_run]).mean())
+        best = f"{self.options[combination]}, seed {self.seeds[seed]}, loss {loss:.6g}"
+        return f"SweepResult({runs}, best run: {best})"
 
 
 def state_of_folds(states: Iterable[str]) -> str:

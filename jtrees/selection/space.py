@@ -58,22 +58,18 @@ class LogUniform:
 
 
 def draw(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
-    """Returns quasi-random draws from a space: the first points of a scrambled Sobol sequence.
+    """Returns quasi-random draws from a space: the first ``count`` points of a scrambled Sobol sequence.
 
-    Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end.
-
-    Args:
-      space: ranges, or sequences of choices, by the name of the option.
-      count: number of draws, at least 1.
-      key: random key.
-
-    Raises:
-      ValueError: if the space is empty or not a mapping, or if an option has no choices. The bounds of a range must be
-        finite and ascending, and the bounds of ``LogUniform`` must be above 0.
+    Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end. The space has ranges,
+    or sequences of choices, by the name of the option. Raises ``ValueError`` if it is empty or not a mapping, if an
+    option has no choices, or if bounds are not finite and ascending, and above 0 for ``LogUniform``.
     """
     from scipy.stats import qmc  # imported late: jax installs SciPy, but this module is slow to import
 
-    space = _checked(space)
+    if not isinstance(space, Mapping) or not space:
+        example = '{"learning_rate": jtrees.LogUniform(1e-3, 0.1), "depth": (3, 4, 5)}'
+        raise ValueError(f"space must hold ranges or choices by name, such as {example}, got {quoted(space)}")
+    space = {str(name): _checked_values(f"space[{quoted(str(name))}]", values) for name, values in space.items()}
     seed = np.asarray(jax.random.key_data(jax.random.fold_in(key, _DRAWS))).ravel()
     engine = qmc.Sobol(len(space), rng=np.random.default_rng(seed))
     # A Sobol sequence is balanced if its length is a power of two. SciPy warns of any other length.
@@ -87,14 +83,6 @@ def _values(dimension: Any, part: np.ndarray) -> list[Any]:
     if isinstance(dimension, (Uniform, LogUniform)):
         return dimension.quantile(part).tolist()
     return [dimension[i] for i in (part * len(dimension)).astype(int)]
-
-
-def _checked(space: Any) -> dict[str, Any]:
-    """Returns a checked space, with choices as lists."""
-    if not isinstance(space, Mapping) or not space:
-        example = '{"learning_rate": jtrees.LogUniform(1e-3, 0.1), "depth": (3, 4, 5)}'
-        raise ValueError(f"space must hold ranges or choices by name, such as {example}, got {quoted(space)}")
-    return {str(name): _checked_values(f"space[{quoted(str(name))}]", values) for name, values in space.items()}
 
 
 def _checked_values(name: str, values: Any) -> Any:

@@ -55,10 +55,6 @@ def sweep(
     On CPUs, as many fits run at once as there are processors. Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
-    With a ``folder``, each finished run is written as it comes. The same call continues after the process has ended,
-    for whatever reason, and repeats no finished run. Such a call may have another grid or space, or more samples or
-    seeds: a folder knows a run by its options, its seed and its training rows.
-
     Args:
       recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.
       x: features, as for :func:`jtrees.fit`.
@@ -84,11 +80,11 @@ def sweep(
       columns: as for :func:`jtrees.fit`. The schema comes from all rows.
       missing: as for :func:`jtrees.fit`.
       progress: whether to show the number of finished runs, and the time left.
-      folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). A run has a JSON file of its
-        numbers, and a file of its fit if :func:`jtrees.save` can save it. The recipe, the loss and functions are
-        compared by their code and all that they read. Those that cannot be compared need a version:
+      folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). Each finished run is written as it
+        comes: a JSON file of its numbers, and a file of its fit if :func:`jtrees.save` can save it. The same call,
+        or one with other options or seeds, continues and repeats no finished run. The recipe, the loss and functions
+        are compared by their code. Those that cannot be compared need a version:
         ``losses.CustomLoss(loss, name="pinball 0.1")``, or an attribute ``version`` of another function or class.
-        None: runs are only in memory.
       share: ``(k, n)`` makes the k-th of n shares of the runs, k = 0, ..., n - 1, for n hosts with a common folder. The
         result has the runs of this share, and the runs that the folder had when the sweep began. A last call without a
         share returns all runs.
@@ -97,11 +93,10 @@ def sweep(
       UserWarning: if Ctrl-C ended the sweep before all runs were finished.
 
     Raises:
-      ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
-        Also if a space has no number of samples, or if the bounds of a range are not ascending and finite. The bounds
-        of ``LogUniform`` must be positive. Also if the folder holds runs of another recipe, task, table, key, precision
-        or version of jtrees; the message names what differs. Also if a recipe, a loss or a function for a folder reads
-        what cannot be compared, such as a module of the user. Also in the cases of :func:`jtrees.fit`.
+      ValueError: if a grid, a list of samples or a space is invalid, or has unknown names. Also if the folder holds
+        runs of another recipe, task, table, key, precision or version of jtrees; the message names what differs. Also
+        if a recipe, a loss or a function for a folder reads what cannot be compared, and in the cases of
+        :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
 
     Example:
@@ -126,15 +121,9 @@ def sweep(
         files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
         keys = {seed: jax.random.fold_in(key, seed) for seed in seeds}
     shape = len(combinations), len(seeds), len(splits)
-    result = SweepResult(
-        options=combinations,
-        seeds=seeds,
-        fits=np.full(shape, None, object),
-        losses=np.full(shape, np.inf),
-        sizes=np.full(shape, np.nan),
-        seconds=np.full(shape, np.nan),
-        states=np.full(shape, "not started"),
-    )
+    fits, states = np.full(shape, None, object), np.full(shape, "not started")
+    losses, sizes, seconds = (np.full(shape, value) for value in (np.inf, np.nan, np.nan))
+    result = SweepResult(combinations, seeds, fits, losses, sizes, seconds, states)
     monitor, finished = Monitor(progress), []
     with (
         compilation.default_settings(),
@@ -172,41 +161,31 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 
 def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Fold]:
-    """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None.
-
-    Raises:
-      ValueError: for an invalid ``validation``.
-    """
+    """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None."""
     if validation is None:
         return [Fold(dataset.table())]
     if isinstance(validation, (tuple, list)):
         pair = validation_of(recipe, validation, table := dataset.table())
         return [Fold(table, pair, pair)]
-    if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
-        raise ValueError(
-            f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
-        )
     n, folds = len(dataset), isinstance(validation, (int, np.integer))
-    if folds:
-        if not 2 <= validation <= n:
-            raise ValueError(
-                f"validation must be from 2 to {n} folds, at most one per row, got {checks.quoted(validation)}"
-            )
-    elif not 0 < validation < 1:
-        message = "validation must be a fraction between 0 and 1, or a whole number of folds"
-        raise ValueError(f"{message}, got {checks.quoted(validation)}")
+    expected = ""
+    if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
+        expected = "a pair (x, y), a fraction or a number of folds"
+    elif folds and not 2 <= validation <= n:
+        expected = f"from 2 to {n} folds, at most one per row"
+    elif not folds and not 0 < validation < 1:
+        expected = "a fraction between 0 and 1, or a whole number of folds"
+    if expected:
+        raise ValueError(f"validation must be {expected}, got {checks.quoted(validation)}")
     how: Any = {"folds": int(validation)} if folds else {"share": float(validation)}
-    order = np.asarray(jax.random.permutation(key, n))
-    return [_split(dataset, rows) for rows in held_out_rows(order, **how)]
-
-
-def _split(dataset: Dataset, held_out: np.ndarray) -> Fold:
-    """Returns the split that evaluates on held-out rows; raises ``ValueError`` if no others vary."""
-    training = dataset.without(held_out)
-    if len(training) < 2 or not dataset.task.varies(training.y):
-        raise ValueError(f"y must vary in the {len(training)} rows drawn to train on: give validation as a pair (x, y)")
-    table = training.table()
-    return Fold(table, None, dataset.rows(held_out).evaluated_by(table))
+    splits = []
+    for held_out in held_out_rows(np.asarray(jax.random.permutation(key, n)), **how):
+        training = dataset.without(held_out)
+        if len(training) < 2 or not dataset.task.varies(training.y):
+            few = f"the {len(training)} rows drawn to train on"
+            raise ValueError(f"y must vary in {few}: give validation as a pair (x, y)")
+        splits.append(Fold(table := training.table(), None, dataset.rows(held_out).evaluated_by(table)))
+    return splits
 
 
 def runs_of(
@@ -218,28 +197,20 @@ def runs_of(
     batch: int | Literal["auto"] = "auto",
     folder: RunFolder | None = None,
 ) -> Iterator[tuple[tuple[int, int, int], RunResult]]:
-    """Yields the runs of combinations that share one program, first the runs in the folder.
+    """Yields the runs of combinations that share one program, first the runs in the folder of the runs on these splits.
 
-    A run comes with the number of its combination, its seed and its fold. New runs are written to the folder.
-
-    Args:
-      recipe: the recipe.
-      combinations: the options of each combination.
-      keys: the key of each seed.
-      splits: the split of each fold.
-      monitor: the monitor of all runs.
-      batch: as for :func:`sweep`.
-      folder: the folder of the runs on these splits, or None.
+    A run comes with the number of its combination, its seed and its fold. New runs are written to the folder. ``keys``
+    has the key of each seed; ``batch`` is as for :func:`sweep`.
     """
     seeds = list(keys)
     cells = list(itertools.product(range(len(combinations)), range(len(seeds)), range(len(splits))))
     names: dict[tuple[int, int, int], str] = {}
     if folder is not None:
         names = {(i, j, k): folder.run_name(combinations[i], seeds[j], k) for i, j, k in cells}
-        kept = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
-        for (i, j, k), run in kept.items():
+        finished = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
+        for (i, j, k), run in finished.items():
             yield (i, seeds[j], k), run
-        cells = [cell for cell in cells if cell not in kept and folder.is_mine(names[cell])]
+        cells = [cell for cell in cells if cell not in finished and folder.is_mine(names[cell])]
         if not cells:
             return
     recipes = [with_options(recipe, dict(options)) for options in combinations]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import itertools
+import math
 import os
 import time
 from typing import Any, Literal, NamedTuple
@@ -15,9 +16,9 @@ from jtrees import compilation, distributed, processes, segments, validation as 
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Fold, dataset_of, fit
 from jtrees.search.monitor import Monitor
-from jtrees.selection.folder import RunFolder, folder_of
+from jtrees.selection.folder import RunFolder, RunResult, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
-from jtrees.selection.halving import budgets, subsampled, survivors
+from jtrees.selection.halving import budgets, subsampled
 from jtrees.selection.result import state_of_folds
 from jtrees.selection.space import LogUniform, Uniform
 from jtrees.selection.sweep import runs_of, splits_of
@@ -56,18 +57,12 @@ def tune(
     one standard error of the best model is chosen (the one-standard-error rule).
 
     ``halving=3`` uses successive halving (Jamieson & Talwalkar 2016). All combinations, of every depth, are tried on a
-    sample of the training rows. The best third is tried on three times the number of rows, and so on. At most three
-    combinations are tried on all training rows. There can be more if a sample would otherwise have fewer than 200 rows.
-    The choice is among the combinations of the last round.
+    sample of the training rows, the best third on three times as many rows, and so on, until at most three are tried on
+    all training rows (more if a sample would have fewer than 200 rows). The choice is among the last. Each number of
+    rows compiles another program, so a short table gains little. Few rows favour small trees and large penalties.
 
-    The budget is a number of rows, because every recipe can be fitted to fewer rows, but not every recipe has epochs. A
-    fit to fewer rows is also a complete fit, whose schedules reach their end. Halving has three limits. Each number of
-    rows compiles another program, so a short table gains little. Training on mini-batches gains nothing if the number
-    of updates does not change. Few rows favour small trees and large penalties.
-
-    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if no
-    combination is complete. If halving was interrupted, the choice is among the combinations with the largest number of
-    rows.
+    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if none is
+    complete.
 
     Args:
       recipe: the recipe, with the options that are not tuned.
@@ -98,8 +93,7 @@ def tune(
       UserWarning: if Ctrl-C ended the trials.
 
     Raises:
-      ValueError: if the arguments are not exactly one of a grid, a list of samples, and a space with a number of
-        samples. Also in the cases of :func:`jtrees.sweep`.
+      ValueError: in the cases of :func:`jtrees.sweep`, and without a grid, samples or a space.
       FloatingPointError: if no combination was finite.
 
     Example:
@@ -128,20 +122,18 @@ def tune(
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.default_settings(), distributed.together("jtrees.tune"), monitor.interruptible():
         if halving is None:
-            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, folder=files), []
+            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, files), []
         else:
             evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, halving, files)
     if monitor.ended == "interrupted":
         compared = f"{len(evaluated)} of {len(combinations)} combinations"
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
     trials, chosen = _chosen(evaluated, left)
-    options: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone, "progress": progress}
-    options |= {"columns": columns, "missing": missing}
-    if max_seconds is not None:
-        options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
-    if isinstance(validation, (tuple, list)):
-        options["validation"] = validation
-    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **options)
+    about: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone}
+    about |= {"columns": columns, "missing": missing, "progress": progress}
+    about["max_seconds"] = max_seconds and max(1e-3, started + max_seconds - time.monotonic())
+    about["validation"] = validation if isinstance(validation, (tuple, list)) else None
+    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **about)
     status = result.report.ended if monitor.ended == "finished" else monitor.ended
     tuning, seconds = Tuning(options=chosen, trials=trials), time.monotonic() - started
     return result.replace(report=result.report.replace(tuning=tuning, ended=status, seconds=seconds))
@@ -177,7 +169,7 @@ def _halved(
     key: Array,
     monitor: Monitor,
     factor: int,
-    folder: RunFolder | None = None,
+    folder: RunFolder | None,
 ) -> tuple[list[_Candidate], list[_Candidate]]:
     """Evaluates the combinations on few rows, and the best combinations on more rows.
 
@@ -193,11 +185,9 @@ def _halved(
             continue
         if last:
             last.sort(key=lambda trial: trial.loss)
-            combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
+            combinations = [trial.options for trial in last[: math.ceil(len(last) / factor)]]
         files = None if folder is None else folder.on(samples)
-        trials = _evaluate(
-            recipe, combinations, samples, key, monitor, all_depths=True, has_trials=bool(last), folder=files
-        )
+        trials = _evaluate(recipe, combinations, samples, key, monitor, files, halving=True, has_trials=bool(last))
         if last and not any(np.isfinite(trial.loss) for trial in trials):
             break
         evaluated = {id(trial.options) for trial in trials}
@@ -214,20 +204,17 @@ def _evaluate(
     splits: list[Fold],
     key: Array,
     monitor: Monitor,
-    all_depths: bool = False,
+    folder: RunFolder | None,
+    halving: bool = False,
     has_trials: bool = False,
-    folder: RunFolder | None = None,
 ) -> list[_Candidate]:
     """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
 
-    If ``all_depths`` is True, all combinations are evaluated, in the given order. Interrupted combinations are returned
-    only if there are no finite finished trials. ``has_trials`` says that the caller has earlier trials.
+    In ``halving``, all combinations are evaluated, in the given order. Interrupted combinations are returned only if
+    there are no finite finished trials. ``has_trials`` says that the caller has earlier trials.
     """
-    names = () if all_depths else combinations[0]
-    depths = (
-        name for name in names if name.split("__")[-1] == "depth" and all(name in options for options in combinations)
-    )
-    depth = next(depths, "")
+    common = [name for name in combinations[0] if all(name in options for options in combinations)]
+    depth = next((name for name in common if name.split("__")[-1] == "depth" and not halving), "")
     groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
     if depth:
         groups.sort(key=lambda group: group[0][depth])
@@ -258,36 +245,33 @@ def _evaluate_group(
     folder: RunFolder | None,
 ) -> list[_Candidate]:
     """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
-    runs = {(i, fold): run for (i, _, fold), run in runs_of(recipe, group, {0: key}, splits, monitor, folder=folder)}
+    fold_runs: list[dict[int, RunResult]] = [{} for _ in group]
+    for (i, _, fold), run in runs_of(recipe, group, {0: key}, splits, monitor, folder=folder):
+        fold_runs[i][fold] = run
     evaluations: list[Any] = [split.evaluated for split in splits]
     weights = [np.ones(len(rows.x)) if rows.weight is None else rows.weight for rows in evaluations]
-    most = max((sum((i, fold) in runs for fold in range(len(splits))) for i in range(len(group))), default=0)
     evaluated = []
-    for i, options in enumerate(group):
-        folds = [fold for fold in range(len(splits)) if (i, fold) in runs]
-        if folds and len(folds) == most:
+    for options, runs in zip(group, fold_runs, strict=True):
+        if runs and len(runs) == max(map(len, fold_runs)):
+            runs = dict(sorted(runs.items()))
             # Weights are normalised over all folds together, so a row has the same influence in every fold.
-            weight = segments.mean_one(np.concatenate([weights[fold] for fold in folds]))
-            losses = weight * np.concatenate([runs[i, fold].row_losses for fold in folds])
-            size = float(np.mean([runs[i, fold].size for fold in folds]))
-            states = [runs[i, fold].state for fold in folds] + ["not started"] * (len(splits) - len(folds))
+            weight = segments.mean_one(np.concatenate([weights[fold] for fold in runs]))
+            losses = weight * np.concatenate([run.row_losses for run in runs.values()])
+            size = float(np.mean([run.size for run in runs.values()]))
+            states = [run.state for run in runs.values()] + ["not started"] * (len(splits) - len(runs))
             evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state_of_folds(states)))
     return evaluated
 
 
 def _chosen(trials: list[_Candidate], left: Sequence[_Candidate] = ()) -> tuple[list[Trial], dict[str, Any]]:
-    """Returns all trials, and the options of the smallest model within one standard error of the best.
+    """Returns all trials, and the options of the smallest model of ``trials`` within one standard error of the best.
 
-    Args:
-      trials: the trials to choose from.
-      left: trials on fewer rows, which are reported but not chosen.
+    ``left`` are trials on fewer rows, which are reported but not chosen.
     """
     best = min(trials, key=lambda trial: trial.loss)
     if not np.isfinite(best.losses).all():
         raise FloatingPointError("no combination has a finite loss: try a smaller learning_rate")
-    summaries = [
-        Trial(trial.options, trial.loss, trial.error(best), trial.size, trial.rows, trial.state)
-        for trial in [*trials, *left]
-    ]
+    summary = lambda trial: Trial(trial.options, trial.loss, trial.error(best), trial.size, trial.rows, trial.state)
+    summaries = list(map(summary, [*trials, *left]))
     near = [trial for trial in summaries[: len(trials)] if trial.loss - best.loss <= trial.error]
     return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options

@@ -85,11 +85,7 @@ class Reading:
     zoned: bool = False
 
     def form(self, zone: str | None = None) -> tuple[Any, ...]:
-        """Returns the form of text as arguments of :func:`jtrees.tables.parse.value_of`.
-
-        Args:
-          zone: the time zone in which days are counted, or ``"offsets"`` for the local time of each date.
-        """
+        """Returns the form of text as arguments of :func:`~jtrees.tables.parse.value_of`, with days as in ``zone``."""
         if self.kind == "date":
             return self.style, self.zoned, None if zone == OFFSETS else zone
         return (self.before, self.after, self.thousands, self.decimal) if self.kind == "number" else ()
@@ -121,10 +117,9 @@ PLAIN = {kind: Reading(kind) for kind in ("text", "number", "boolean", "date", "
 
 
 def zone_name(zone: Any) -> str:
-    """Returns the name of a time zone, such as ``Europe/Berlin``, or ``"offsets"`` if it has no name.
+    """Returns the name of a time zone of zoneinfo, pytz or dateutil, or ``"offsets"`` if it has no name.
 
-    Args:
-      zone: a time zone of zoneinfo, pytz or dateutil, or its name. A fixed offset may have the name of a zone.
+    The zone may be a name, too. A fixed offset may have the name of a zone.
     """
     if isinstance(zone, datetime.timezone):
         return "UTC" if zone == datetime.UTC else OFFSETS
@@ -158,12 +153,8 @@ def find_reading(
     """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
     Numbers have a common unit or none. Dates have a common format, and only one format may be possible. A column with
-    leading zeros is text.
-
-    Args:
-      cells: the cells, None if missing.
-      decimal: the decimal separator. None: a point, or a comma if a point cannot be.
-      style: the format of dates. None: every format. Dates that have several possible formats remain text.
+    leading zeros is text. A missing cell is None. ``decimal`` None: a point, or a comma if a point cannot be. ``style``
+    None: every format; dates that have several possible formats remain text.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:
@@ -189,12 +180,12 @@ def readable_groups(cells: Iterable[str | None]) -> Iterator[list[str]]:
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     dates = [cell for cell in distinct if _DATE.fullmatch(cell)]
-    by_unit: dict[Any, list[str]] = {}
+    units: dict[Any, list[str]] = {}
     for cell in distinct:
         if part := _WITH_UNIT.fullmatch(signed(cell)):
-            by_unit.setdefault(((part["before"] or "").strip(), (part["after"] or "").strip()), []).append(cell)
+            units.setdefault(((part["before"] or "").strip(), (part["after"] or "").strip()), []).append(cell)
     groups = [[cell for cell in distinct if value_of(cell, "number") is not None]]
-    groups += sorted(by_unit.values(), key=len, reverse=True)
+    groups += sorted(units.values(), key=len, reverse=True)
     for style, zoned in itertools.product(DATES if dates else (), (False, True)):
         groups.append([cell for cell in dates if days_of(cell, style, zoned, None) is not None])
     yield from filter(None, groups)
@@ -254,18 +245,17 @@ def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation 
     possible = [reading for point in points if (reading := _with_point(cells, bodies, unit, point)) is not None]
     # Points in all numbers are decimal points of numbers with a fixed number of decimals, such as 7.250%.
     fixed = all("." in body for body in bodies) and not re.fullmatch(_CURRENCY, "".join(unit))
-    reading = next(
-        (option for option in possible if option.thousands and not (fixed and option.thousands == ".")), None
-    )
-    reading = next(iter(possible), None) if reading is None else reading
-    if reading is None:
+    if not possible:
         return None
+    has_groups = lambda option: option.thousands and not (fixed and option.thousands == ".")
+    reading = next(filter(has_groups, possible), possible[0])
     if not (reading.thousands or any(unit)):
         note = f"{checks.quoted(cells[0])} is read as {reading.parser()(cells[0]):.12g}, with a decimal comma"
         return Interpretation(reading, note, "text") if reading.decimal == "," else None
     for other in possible:
-        if other is not reading and (cell := _differently_read(cells, reading, other)) is not None:
-            return _open(cell, reading, other)
+        first, second = reading.parser(), other.parser()
+        if different := [cell for cell in cells if first(cell) != second(cell)]:
+            return _open(different[0], reading, other)
     return Interpretation(reading)
 
 
@@ -282,12 +272,6 @@ def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], poin
     reading = Reading("number", cells[0], *unit, thousands, point)
     parser = reading.parser()
     return None if any(parser(cell) is None for cell in cells) else reading
-
-
-def _differently_read(cells: list[str], reading: Reading, other: Reading) -> str | None:
-    """Returns the first cell that two readings read as different numbers, or None."""
-    first, second = reading.parser(), other.parser()
-    return next((cell for cell in cells if first(cell) != second(cell)), None)
 
 
 def _open(cell: str, reading: Reading, other: Reading) -> Interpretation:

@@ -60,10 +60,8 @@ class Dataset:
     def divided(self, share: float, key: Array) -> tuple["Dataset", "Dataset"]:
         """Returns the training rows, and a random fraction ``share`` of the rows that is held out.
 
-        The fraction is the same for every class. A soft label counts as its most probable class.
-
-        Raises:
-          ValueError: if no rows are held out, or if the targets of the training rows do not vary.
+        The fraction is the same for every class. A soft label counts as its most probable class. Raises ``ValueError``
+        if no rows are held out, or if the targets of the training rows do not vary.
         """
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
         [out] = held_out_rows(rng.permutation(len(self)), share=share, strata=self.task.strata(self.y))
@@ -75,11 +73,7 @@ class Dataset:
         return training, self.rows(np.sort(out))
 
     def table(self) -> Table:
-        """Returns the rows as a training table, with weights of mean 1; the encoder is fitted to these rows.
-
-        Raises:
-          ValueError: for invalid signs of columns.
-        """
+        """Returns the rows as a training table, with weights of mean 1; the encoder is fitted to these rows."""
         x, encoder = self.x, self.encoder
         if isinstance(x, Frame):
             assert self.schema is not None
@@ -178,11 +172,7 @@ def held_out_table(
 ) -> Table:
     """Returns a checked validation set for the training table, without rows of weight 0.
 
-    The weights are those of training rows. The other arguments are as for :func:`checked_dataset`.
-
-    Raises:
-      ValueError: if the number of features or the kind of targets differs from the training table, or for invalid
-        weights.
+    The weights are those of training rows. The other arguments and errors are those of :func:`checked_dataset`.
     """
     x = x if table.encoder is None else table.encoder.transform(x)
     x = checks.check_x(x, features=table.x.shape[1], finite=False)

@@ -10,7 +10,7 @@ import numpy as np
 from jtrees import io, segments, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
 from jtrees.tables.frame import Frame
-from jtrees.tables.inference import MAX_LEVELS, inferred
+from jtrees.tables.inference import inferred
 from jtrees.tables.means import FOLDS, Output, Targets
 from jtrees.tables.program import Encoding, fit_encoding
 from jtrees.tables.schemas import Schema
@@ -43,7 +43,6 @@ class TableEncoder:
         sample_weight: ArrayLike | None = None,
         columns: Mapping[Any, str] | Schema | None = None,
         missing: Sequence[str] = (),
-        max_levels: int = MAX_LEVELS,
     ) -> tuple["TableEncoder", np.ndarray]:
         """Returns the encoder of a table, and the features of its rows.
 
@@ -59,7 +58,6 @@ class TableEncoder:
           sample_weight: weights of the rows in target means.
           columns: kinds of columns by name, or a schema, as for :func:`jtrees.fit`.
           missing: as for :func:`jtrees.tables.schema`.
-          max_levels: largest number of levels of a column with indicators. Missing values count as a level.
 
         Returns:
           The encoder, and the features ``(n, p')`` in float64.
@@ -67,7 +65,7 @@ class TableEncoder:
         Raises:
           ValueError, ImportError: in the cases of :func:`jtrees.tables.schema`.
         """
-        schema, frame = inferred(x, columns=columns, missing=missing, max_levels=max_levels)
+        schema, frame = inferred(x, columns=columns, missing=missing)
         if y is not None:
             task, y = tasks.checked_targets(task, y, len(frame))
         weight = None if sample_weight is None else checks.relative_weight(sample_weight, len(frame))
@@ -79,12 +77,8 @@ class TableEncoder:
     ) -> tuple["TableEncoder", np.ndarray]:
         """Returns the encoder that is fitted to rows in the kinds of a schema, and the features of the rows.
 
-        Args:
-          schema: the schema.
-          frame: the rows, as :meth:`Schema.read` returns them.
-          task: the task; it is not used without targets.
-          y: checked targets, or None.
-          weight: weights above 0, ``(n,)``, or None.
+        ``frame`` has the rows as :meth:`Schema.read` returns them, ``y`` checked targets or None, and ``weight``
+        weights above 0 or None.
         """
         targets = _targets(y, len(frame), task, weight)
         columns = {name: (schema.columns[name], raw) for name, raw in frame.columns.items()}
@@ -140,8 +134,7 @@ class TableEncoder:
     def with_class_names(self, class_names: Sequence[str]) -> "TableEncoder":
         """Returns the same encoder with the user's names of classes in feature names: ``[mean sold by city]``.
 
-        Args:
-          class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
+        The names are those of the K classes, or of the actions of a policy, in the order of their numbers.
         """
         encodings = {name: encoding.with_class_names(class_names) for name, encoding in self.encodings.items()}
         return dataclasses.replace(self, encodings=encodings)
@@ -179,11 +172,6 @@ class EncodedTable:
     encoder: TableEncoder
     features: np.ndarray
 
-    @classmethod
-    def from_rows(cls, frame: Frame, y: ArrayLike, task: Literal["regression", "classification"]) -> "EncodedTable":
-        """Returns rows in the kinds of a schema with their features."""
-        return cls(frame, *TableEncoder.fit(frame, y, task=task))
-
     def __len__(self) -> int:
         return len(self.frame)
 
@@ -200,9 +188,9 @@ def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None)
         return Targets((), np.zeros((n, 0)), counts, fold)
     values = task.indicators(y).astype(np.float64)
     if isinstance(task, tasks.Classification):
-        kept = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
-        kept = np.sort(kept[:_MOST_CLASSES])
-        values, outputs = values[:, kept], [Output(f"class {i}", i) for i in kept.tolist()]
+        classes = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
+        classes = np.sort(classes[:_MOST_CLASSES])
+        values, outputs = values[:, classes], [Output(f"class {i}", i) for i in classes.tolist()]
     elif isinstance(task, tasks.Policy):  # the mean of an action is the mean of its rewards
         outputs = [Output(f"action {i}", i) for i in range(values.shape[1])]
     else:

@@ -278,10 +278,9 @@ _SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text'
 
 
 def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
-    """Returns the requested kinds by the name of the column.
+    """Returns the requested kinds by column.
 
-    Raises:
-      ValueError: for an unknown column or kind, or for two kinds of a column.
+    Raises ``ValueError`` for an unknown column or kind, or for two kinds of one.
     """
     if not isinstance(columns, Mapping | None):
         raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
@@ -362,9 +361,7 @@ def _values(series: Any) -> list[Any]:
     if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas: categories of any type
         categories = native.cat.categories
         # Floats keep their own precision. Dates have the same text in any unit.
-        categories = [
-            level_of(value) for value in (categories.to_numpy() if categories.dtype.kind == "f" else categories)
-        ]
+        categories = list(map(level_of, categories.to_numpy() if categories.dtype.kind == "f" else categories))
         return [None if code < 0 else categories[code] for code in native.cat.codes.tolist()]
     values = series.to_list()
     level_type = getattr(getattr(native, "type", None), "value_type", series.dtype)  # Arrow: levels of any type

@@ -7,15 +7,14 @@ import numpy as np
 
 from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 
+MAX_LEVELS = 10  # largest number of levels of a column with indicators; missing values count as a level
 _RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
 _BUDGET = 2  # features for each column
 _SMALL = 16  # features that every table may have
 _FEATURES_OF_MEANS = 2  # of a column of text: target means, and means of residuals if the table has numbers
 
 
-def with_indicators(
-    columns: Mapping[str, ColumnSchema], frame: Mapping[str, RawColumn], max_levels: int
-) -> dict[str, ColumnSchema]:
+def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, RawColumn]) -> dict[str, ColumnSchema]:
     """Returns the columns of a table with their indicators.
 
     The rule depends on all columns and on their order, and not on the targets.
@@ -24,42 +23,40 @@ def with_indicators(
     2. The categories of a column of text are its levels, its rare levels together, and missing values. Of two
        categories, the less common has an indicator. Of more, each has one, except rare levels or missing values in
        fewer than five rows.
-    3. A table may have twice as many features as used columns, or 16 or ``max_levels`` if that is more. Columns of text
-       get their indicators while the table keeps within this budget, those of the fewest indicators first. All other
-       columns of text are encoded by target means. So are columns of more than ``max_levels`` levels, of which
-       each rare level counts, and missing values count as a level.
+    3. A table may have twice as many features as used columns, or 16 if that is more. Columns of text get their
+       indicators while the table keeps within this budget, those of the fewest indicators first. All other columns of
+       text are encoded by target means. So are columns of more than ten levels, of which each rare level counts, and
+       missing values count as a level.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
-
-    Args:
-      columns: descriptions of the columns. The levels of text are all levels.
-      frame: the columns that have features, in the kinds of their descriptions.
-      max_levels: largest number of levels of a column with indicators. Missing values count as a level.
     """
     used = {name: column for name, column in columns.items() if column.kind != "drop"}
     numbers = [name for name, column in used.items() if column.kind != "text"]
     features_of_means = _FEATURES_OF_MEANS if numbers else 1
     features = len(numbers) + features_of_means * (len(used) - len(numbers))
-    budget = max(_BUDGET * len(used), max_levels, _SMALL)
-    result, seen = dict(columns), set[bytes]()
+    budget = max(_BUDGET * len(used), _SMALL)
+    result, marks_so_far = dict(columns), set[bytes]()
     for name in numbers:
         mark = _fingerprint(frame[name].missing)
-        if used[name].missing >= _RARE and mark not in seen:
+        if used[name].missing >= _RARE and mark not in marks_so_far:
             result[name] = dataclasses.replace(used[name], indicators=(1,))
             features += 1
-            seen.add(mark)
+            marks_so_far.add(mark)
     texts = {name: column for name, column in used.items() if column.kind == "text"}
-    few = {name: column for name, column in texts.items() if len(column.levels) + bool(column.missing) <= max_levels}
-    candidates = [(name, *_categories(column, frame[name])) for name, column in few.items()]
+    candidates = [
+        (name, *_categories(column, frame[name]))
+        for name, column in texts.items()
+        if len(column.levels) + bool(column.missing) <= MAX_LEVELS
+    ]
     for name, column, codes in sorted(candidates, key=lambda candidate: len(candidate[1].indicators)):
         marks = {number: _fingerprint(codes == number) for number in column.indicators}
-        new = {mark: number for number, mark in reversed(marks.items()) if mark not in seen}
-        kept = tuple(sorted(new.values())) or column.indicators[:1]
-        change = len(kept) - features_of_means
+        new = {mark: number for number, mark in reversed(marks.items()) if mark not in marks_so_far}
+        indicators = tuple(sorted(new.values())) or column.indicators[:1]
+        change = len(indicators) - features_of_means
         if features + change <= budget:
-            result[name] = dataclasses.replace(column, indicators=kept)
+            result[name] = dataclasses.replace(column, indicators=indicators)
             features += change
-            seen.update(new)
+            marks_so_far.update(new)
     return result
 
 
@@ -72,10 +69,10 @@ def _categories(column: ColumnSchema, raw: RawColumn) -> tuple[ColumnSchema, np.
     numbers = np.where(common, np.cumsum(common) - 1, len(levels))
     codes = np.append(numbers, [len(levels), len(levels) + 1])[codes]
     rows = np.bincount(codes, minlength=len(levels) + 2)
-    by_size = sorted(np.flatnonzero(rows).tolist(), key=lambda number: (-rows[number], number))
-    kept = [*by_size[:2], *(number for number in by_size[2:] if number < len(levels) or rows[number] >= _RARE)]
-    kept = kept[1:] if len(kept) == 2 else kept  # without the more common of two categories
-    return dataclasses.replace(column, levels=levels, rare=rare, indicators=tuple(sorted(kept))), codes
+    order = sorted(np.flatnonzero(rows).tolist(), key=lambda number: (-rows[number], number))
+    indicators = order[:2] + [number for number in order[2:] if number < len(levels) or rows[number] >= _RARE]
+    indicators = indicators[1:] if len(indicators) == 2 else indicators  # without the more common of two categories
+    return dataclasses.replace(column, levels=levels, rare=rare, indicators=tuple(sorted(indicators))), codes
 
 
 def _fingerprint(mask: np.ndarray) -> bytes:

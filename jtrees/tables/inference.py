@@ -11,19 +11,16 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
-from jtrees.tables.indicators import with_indicators
+from jtrees.tables.indicators import MAX_LEVELS, with_indicators
 from jtrees.tables.parse import DATES, ISO, kind_of, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, cells_text, rows_of
 
-MAX_LEVELS = 10
 # A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
 _IDENTIFIES = 20
 
 
-def schema(
-    x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = (), decimal: str | None = None
-) -> Schema:
+def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = ()) -> Schema:
     """Returns what the columns of a raw table hold. Printed, it is a table with a line for each column.
 
     The schema depends on all rows, and not on the targets. :func:`jtrees.fit` makes the schema of its rows of positive
@@ -40,7 +37,6 @@ def schema(
         - ``"drop"``: the column has no features.
       missing: texts that mean a missing value in every column of text, such as ``("-", "unknown")``. In text of numbers
         and dates, texts such as ``"?"`` and ``"N/A"`` always do.
-      decimal: the decimal separator of numbers in text, ``"."`` or ``","``. None: as the cells of each column say.
 
     Raises:
       ValueError: if the table cannot be read, or has no usable column. Also if no cell of a column has the requested
@@ -55,7 +51,7 @@ def schema(
       'code'  number
       'rent'  number           numbers in text such as '$980'
     """
-    return inferred(x, columns=columns, missing=missing, decimal=decimal)[0]
+    return inferred(x, columns=columns, missing=missing)[0]
 
 
 def inferred(
@@ -64,26 +60,14 @@ def inferred(
     columns: Any = None,
     missing: Sequence[str] = (),
     decimal: str | None = None,
-    max_levels: int = MAX_LEVELS,
     is_file: bool = False,
 ) -> tuple[Schema, Frame]:
     """Returns the schema of a table, and the rows in the kinds of the schema.
 
-    Args:
-      x: the table, as for :func:`schema`.
-      columns: kinds of columns as for :func:`schema`, or a schema, which is returned unchanged.
-      missing: as for :func:`schema`.
-      decimal: as for :func:`schema`.
-      max_levels: largest number of levels of a column with indicators (:func:`with_indicators`). Missing values count
-        as a level.
-      is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
-
-    Raises:
-      ValueError, ImportError: in the cases of :func:`schema`.
+    Arguments and errors are those of :func:`schema`. ``columns`` may be a schema, which is returned unchanged.
+    ``decimal`` is the decimal separator of numbers in text; None: as the cells of each column say. ``is_file`` says
+    that x is the text of a file, whose plain numbers are unambiguous.
     """
-    checks.check_count("max_levels", max_levels)
-    if decimal not in (None, *DECIMALS.values()):
-        raise ValueError(f"decimal must be a point or a comma, got {checks.quoted(decimal)}")
     missing = checked_missing(missing)
     if columns is None and isinstance(x, Frame):
         columns = x.schema
@@ -94,10 +78,9 @@ def inferred(
     frame = rows_of(x, missing=missing, requested=columns)
     kinds = requested_kinds(columns, list(frame.columns))
     described, read = {}, {}
-    rules: Any = {"max_levels": max_levels, "missing": missing, "decimal": decimal, "is_file": is_file}
     for name, raw in frame.columns.items():
-        described[name], read[name] = _described(name, raw, kinds.get(name), **rules)
-    result = Schema(with_indicators(described, read, max_levels), frame.named, (*dict.fromkeys((*MISSING, *missing)),))
+        described[name], read[name] = _described(name, raw, kinds.get(name), missing, decimal, is_file)
+    result = Schema(with_indicators(described, read), frame.named, (*dict.fromkeys((*MISSING, *missing)),))
     if not result.used:
         got = "".join(result.messages()).partition(": ")[2] or "only dropped columns"
         raise ValueError(f"x must have a column to learn from, got {got}")
@@ -116,30 +99,23 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
 
 
 def _described(
-    name: str,
-    raw: RawColumn,
-    kind: str | None,
-    *,
-    max_levels: int,
-    missing: Sequence[str],
-    decimal: str | None,
-    is_file: bool,
+    name: str, raw: RawColumn, kind: str | None, missing: Sequence[str], decimal: str | None, is_file: bool
 ) -> tuple[ColumnSchema, RawColumn]:
     """Returns the schema of a column, and the column in the kind of the schema; see :func:`inferred`."""
     if kind == "drop":
         return ColumnSchema("drop"), raw
     if kind == "text":
-        return _of_levels(raw.as_levels().masked(missing), kind, max_levels)
+        return _of_levels(raw.as_levels().masked(missing), kind)
     raw, reading, note, otherwise = raw.masked(missing), None, "", ""
     was_text, cells = raw.kind == "text", raw.masked(MISSING)
     if was_text and (raw.source == "text" or kind is not None):
-        reading, note, otherwise = read_as(name, cells.values.tolist(), kind, decimal=decimal, max_levels=max_levels)
+        reading, note, otherwise = read_as(name, cells.values.tolist(), kind, decimal=decimal)
     elif not was_text:
         expected = _kind_of_values(kind or raw.kind)
         expected = raw.source if (raw.source, expected) == ("durations", "number") else expected
         reading = dataclasses.replace(PLAIN[expected], zoned=raw.zone is not None)
     if reading is None:
-        column, raw = _of_levels(raw.as_levels(), kind, max_levels)
+        column, raw = _of_levels(raw.as_levels(), kind)
         return (dataclasses.replace(column, note=note, otherwise=otherwise) if note else column), raw
     raw = cells.in_kind(reading, cells.zone)
     if kind is not None and raw.missing.all() and raw.odd:
@@ -180,7 +156,7 @@ def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
     return "whole numbers that double precision cannot distinguish" if raw.merged else "constant"
 
 
-def _of_levels(raw: RawColumn, kind: str | None, max_levels: int) -> tuple[ColumnSchema, RawColumn]:
+def _of_levels(raw: RawColumn, kind: str | None) -> tuple[ColumnSchema, RawColumn]:
     """Returns the schema of a column of levels."""
     gaps = raw.missing
     levels = np.unique(raw.values[~gaps])
@@ -200,40 +176,26 @@ def _kind_of_values(kind: str) -> str:
     return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 
-def _is_duration(cell: Any) -> bool:
-    return not isinstance(cell, str) and kind_of(cell) == "durations"
-
-
 _MOSTLY = 0.9  # least fraction of the cells of mostly numbers or dates
 
 
-def read_as(
-    name: str, cells: list[Any], kind: str | None, *, decimal: str | None = None, max_levels: int = MAX_LEVELS
-) -> Interpretation:
+def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | None = None) -> Interpretation:
     """Returns how a column of text, or of cells of several types, is read. The rule is that of all frames and files.
 
     - If all cells are numbers in one form, or dates in one format, the column holds numbers, or dates.
     - The column is mostly numbers if at least 90 % of the cells are numbers, or at least 90 % of the different cells.
-      So a text that stands for many missing values is a single cell. If more than ``max_levels`` cells are different,
-      the column holds numbers, and the other cells are missing values. The same goes for dates, and for cells that are
-      durations or times of day.
+      So a text that stands for many missing values is a single cell. If more than ten cells are different, the column
+      holds numbers, and the other cells are missing values. The same goes for dates, and for cells that are durations
+      or times of day.
     - Every other column is text. That includes few different cells, such as 0, 1, 2 and "3+", which are levels.
 
-    If a kind is requested, the cells that have it decide, however few they are.
-
-    Args:
-      name: name of the column.
-      cells: the cells, None if missing.
-      kind: the kind, or None.
-      decimal: the decimal separator if the kind does not say it; None: as the cells say.
-      max_levels: largest number of levels that each have a feature.
-
-    Raises:
-      ValueError: if dates are requested whose day and month may be exchanged.
+    If a kind is requested, the cells that have it decide, however few they are; ``ValueError`` is raised for dates
+    whose day and month may be exchanged. ``decimal`` counts if the kind does not say it; None: as the cells say.
     """
     how: Any = {"decimal": DECIMALS.get(kind or "", decimal), "style": kind if kind in DATES else None}
     texts = [level_of(cell) for cell in cells]
-    durations = {text for cell, text in zip(cells, texts, strict=True) if text is not None and _is_duration(cell)}
+    is_duration = lambda cell: not isinstance(cell, str) and kind_of(cell) == "durations"
+    durations = {text for cell, text in zip(cells, texts, strict=True) if text is not None and is_duration(cell)}
     result = Interpretation(None) if durations else find_reading(texts, **how)
     counts = Counter(text for text in texts if text is not None)
     expected = None if kind is None else _kind_of_values(kind)
@@ -246,20 +208,20 @@ def read_as(
         share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
         if expected is None and (share < _MOSTLY or len(group) == len(counts)):
             continue
-        found = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
-        kind_read = "" if found.reading is None else "number" if group is durations else found.reading.kind
-        if expected == "date" and found.otherwise in DATES:
-            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
+        meaning = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
+        kind_read = "" if meaning.reading is None else "number" if group is durations else meaning.reading.kind
+        if expected == "date" and meaning.otherwise in DATES:
+            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {meaning.note}")
         if expected is not None and kind_read == expected:
-            return Interpretation(found.reading)
-        if expected is None and any(found[:2]):
-            if found.reading is None or len(counts) > max_levels:
-                return found
+            return Interpretation(meaning.reading)
+        if expected is None and any(meaning[:2]):
+            if meaning.reading is None or len(counts) > MAX_LEVELS:
+                return meaning
+            kinds = f"{meaning.reading.kind.removesuffix('s')}s"
             odd = [text for text in counts if text not in group]
-            note = (
-                f"mostly {found.reading.kind.removesuffix('s')}s, and {cells_text(odd)}; few levels, and therefore text"
+            return Interpretation(
+                None, f"mostly {kinds}, and {cells_text(odd)}; few levels, and therefore text", kind_read
             )
-            return Interpretation(None, note, kind_read)
     if expected is None:
         return result
     about = {"example": next(iter(counts), ""), "decimal": how["decimal"] or ".", "style": how["style"] or ISO}

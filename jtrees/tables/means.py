@@ -53,30 +53,22 @@ class Targets(NamedTuple):
     weight: np.ndarray
     fold: np.ndarray
 
-    def without_effect(self) -> "Targets":
-        """Returns targets that are 0, and so are their means."""
-        return self._replace(values=np.zeros_like(self.values))
+    def best_explained(self, code: np.ndarray, levels: int, limit: int) -> "Targets":
+        """Returns the outputs that the levels explain best, at most ``limit`` of them, in their order.
 
-    def best_explained(self, code: np.ndarray, levels: int, most: int) -> "Targets":
-        """Returns the outputs that the levels explain best, at most ``most`` of them, in their order.
-
-        Outputs are compared by the ratio of the mean squares between and within levels.
-
-        Args:
-          code: the level of each row, ``(n,)``.
-          levels: number of levels.
-          most: largest number of outputs.
+        Outputs are compared by the ratio of the mean squares between and within levels. ``code`` is the level of each
+        row.
         """
-        if len(self.outputs) <= most:
+        if len(self.outputs) <= limit:
             return self
         count, ratios = np.bincount(code, self.weight, levels), []
         for y in self.values.T:
             y = y - np.average(y, weights=self.weight)
             total = np.bincount(code, self.weight * y, levels)
-            within, between, size = variances(total, count, self.weight @ np.square(y))
-            ratios.append(size * between / within if within > 0 else np.inf)
-        kept = np.sort(np.argsort(-np.array(ratios), kind="stable")[:most])
-        return self._replace(outputs=tuple(self.outputs[j] for j in kept), values=self.values[:, kept])
+            inner_variance, outer_variance, size = variances(total, count, self.weight @ np.square(y))
+            ratios.append(size * outer_variance / inner_variance if inner_variance > 0 else np.inf)
+        best = np.sort(np.argsort(-np.array(ratios), kind="stable")[:limit])
+        return self._replace(outputs=tuple(self.outputs[j] for j in best), values=self.values[:, best])
 
     def with_residuals(self, numbers: Sequence[np.ndarray]) -> "Targets":
         """Returns the targets, followed by their residuals from a linear model of columns of numbers, each ``(n,)``.
@@ -92,13 +84,9 @@ class Targets(NamedTuple):
 def level_means(code: np.ndarray, levels: int, targets: Targets) -> tuple[np.ndarray, np.ndarray]:
     """Returns shrunk means of targets at levels, ``(levels, k)``, and the features of rows, ``(n, k)``.
 
-    The features of a row use means over the four folds that do not contain the row (cross-fitting). Means over all rows
-    would leak the target of the row into its features. A level without rows has the mean of all targets.
-
-    Args:
-      code: the level of each row, ``(n,)``.
-      levels: number of levels.
-      targets: the targets.
+    ``code`` is the level of each row. The features of a row use means over the four folds that do not contain the row
+    (cross-fitting). Means over all rows would leak the target of the row into its features. A level without rows has
+    the mean of all targets.
     """
     means = shrunk_means(code, levels, targets, np.ones(len(code), bool))
     features = np.empty((len(code), means.shape[1]))
@@ -129,16 +117,11 @@ def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarr
 
 
 def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
-    """Returns variances within and between levels by the method of moments (analysis of variance).
+    """Returns variances within and between levels by the method of moments, and an effective number of rows of a level.
 
-    Args:
-      total: sum of the targets at each level. The mean of all targets must be about 0, because of rounding.
-      count: number of rows at each level.
-      squares: sum of all squared targets.
-
-    Returns:
-      ``variance_within, variance_between, size``. The last is an effective number of rows of a level. The expected mean
-      square between levels is ``variance_within + size * variance_between``.
+    The expected mean square between levels is ``variance_within + size * variance_between``. ``total`` is the sum of
+    the targets at each level, ``count`` its number of rows, and ``squares`` the sum of all squared targets. The mean of
+    all targets must be about 0, because of rounding.
     """
     total, count = total[count > 0], count[count > 0]
     n, levels = count.sum(), len(count)
@@ -168,11 +151,11 @@ def residuals(targets: Targets, numbers: Sequence[np.ndarray]) -> np.ndarray:
         centers.append(np.average(x, weights=weight))
         units.append(x.std() or 1.0)
         correlations.append(np.abs((x - centers[-1]) / units[-1] @ weighted).max(initial=0))
-    kept = np.argsort(-np.array(correlations), kind="stable")[:_MOST_COLUMNS]
+    columns = np.argsort(-np.array(correlations), kind="stable")[:_MOST_COLUMNS]
     root = np.sqrt(weight)[:, None]
-    x = np.column_stack([(numbers[j][rows] - centers[j]) / units[j] for j in kept])
+    x = np.column_stack([(numbers[j][rows] - centers[j]) / units[j] for j in columns])
     slopes = least_squares(root * x, root * y[rows])
-    for j, slope in zip(kept, slopes, strict=True):
+    for j, slope in zip(columns, slopes, strict=True):
         y = y - np.multiply.outer((numbers[j] - centers[j]) / units[j], slope)
     return y
 

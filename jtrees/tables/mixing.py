@@ -23,9 +23,7 @@ class OriginalRows:
     def from_table(cls, x: Any) -> "OriginalRows":
         """Returns the rows of a checked table.
 
-        Raises:
-          ValueError: if x has no rows, or if it is an array that is not numeric and two-dimensional.
-          ImportError: if x is a DataFrame and narwhals is not installed.
+        Raises ``ValueError`` for no rows, or an array that is not a numeric matrix.
         """
         if not hasattr(x, "columns") or isinstance(x, np.ndarray):
             return cls(np.asarray(checks.check_x(x, finite=False)))
@@ -61,14 +59,10 @@ class OriginalRows:
 
         return self._from_frame(nw.concat([self._frame, further._frame], how="vertical"))
 
-    # --- Made rows ---
-
     def make_rows(self, count: int, rng: np.random.Generator) -> tuple["OriginalRows", np.ndarray]:
         """Returns synthetic rows, as :func:`jtrees.distill` describes them, and the number of the first row of each.
 
-        Args:
-          count: number of synthetic rows. Every row is the first row about equally often.
-          rng: random generator.
+        Every row is the first row about equally often.
         """
         columns, n = self._columns(), len(self)
         if not count:
@@ -76,14 +70,12 @@ class OriginalRows:
         first = np.concatenate([rng.permutation(n) for _ in range(-(-count // n))])[:count]
         blocks = np.array_split(first, -(-count // _BLOCK))
         second = np.concatenate([_nearest(columns, block, rng) for block in blocks])
-        draws = [column.draws(first, second, rng) for column in columns]
-        return (self._made_array(draws) if self._frame is None else self._made_frame(draws)), first
+        return self._from_draws([column.draws(first, second, rng) for column in columns]), first
 
-    def _made_array(self, draws: list["_Draws"]) -> "OriginalRows":
-        parts = [self.values[rows, j] if numbers is None else numbers for j, (rows, numbers) in enumerate(draws)]
-        return OriginalRows(np.stack([part.astype(self.values.dtype) for part in parts], axis=1))
-
-    def _made_frame(self, draws: list["_Draws"]) -> "OriginalRows":
+    def _from_draws(self, draws: list["_Draws"]) -> "OriginalRows":
+        if self._frame is None:
+            parts = [self.values[rows, j] if numbers is None else numbers for j, (rows, numbers) in enumerate(draws)]
+            return OriginalRows(np.stack([part.astype(self.values.dtype) for part in parts], axis=1))
         import narwhals as nw
 
         frame: Any = self._frame
@@ -155,7 +147,6 @@ def _nearest(columns: list[_Column], rows: np.ndarray, rng: np.random.Generator)
     """Returns the second row of each synthetic row: the nearest of eight random rows, except the first row itself."""
     n = len(columns[0].values)
     candidates = rng.integers(0, n, (_CANDIDATES, len(rows)))
-    distance = sum(column.distances(rows[None], candidates) for column in columns) + np.where(
-        candidates == rows, np.inf, 0
-    )
+    distance = sum(column.distances(rows[None], candidates) for column in columns)
+    distance = distance + np.where(candidates == rows, np.inf, 0)
     return candidates[distance.argmin(0), np.arange(len(rows))]

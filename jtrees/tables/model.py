@@ -53,20 +53,11 @@ class FrameModel:
         Raises:
           AttributeError: if the model is not a single tree.
         """
-        features = None if x is None else self.encoder.transform(x)
-        encoder = self.encoder if class_names is None else self.encoder.with_class_names(class_names)
-        return self.tree.to_text(encoder.feature_names, x=features, class_names=class_names, **options)
-
-    @property
-    def tree(self) -> ObliqueTree:
-        """The tree of the features.
-
-        Raises:
-          AttributeError: if the model is not a single tree.
-        """
         if not isinstance(self.model, ObliqueTree):
             raise AttributeError(f"this needs a single tree; this model is a {self.model}")
-        return self.model
+        features = None if x is None else self.encoder.transform(x)
+        encoder = self.encoder if class_names is None else self.encoder.with_class_names(class_names)
+        return self.model.to_text(encoder.feature_names, x=features, class_names=class_names, **options)
 
     @property
     def features(self) -> int:
@@ -85,8 +76,7 @@ class FrameModel:
 def tree_of(model: Any) -> ObliqueTree:
     """Returns the tree of a model, which may be a model of raw tables.
 
-    Raises:
-      ValueError: for a model that is not a single tree.
+    Raises ``ValueError`` if it is not a single tree.
     """
     tree = model.model if isinstance(model, FrameModel) else model
     if not isinstance(tree, ObliqueTree):
@@ -108,8 +98,7 @@ def features_of_rows(model: Any, x: Any) -> np.ndarray:
 def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
     """Returns the names of the columns that a model takes; ``feature_names`` names the columns of arrays.
 
-    Raises:
-      ValueError: for a wrong number of names, for equal names, for names for a raw table, or for an estimator.
+    Raises ``ValueError`` for a wrong number of names, equal names, names for a raw table, or an estimator.
     """
     if not hasattr(model, "features"):
         raise ValueError(f"model must be a fitted model, got {checks.quoted(model)}{checks.hint_of_estimator(model)}")

@@ -45,12 +45,9 @@ _OPERATIONS = {"+": operator.add, "*": operator.mul, "//": operator.floordiv, "%
 
 
 def level_number(name: str, units: Mapping[str, Any], operations: Mapping[str, Callable[[Any, int], Any]]) -> Any:
-    """Returns the number of the level of a period.
+    """Returns the number of the level of a period, from the day and the time as numbers or code.
 
-    Args:
-      name: name of the period.
-      units: the day and the time: numbers, or code.
-      operations: for each operation of :class:`Period`, a function that computes with numbers or writes code.
+    For each operation of :class:`Period`, ``operations`` has a function that computes with numbers or writes code.
     """
     period = PERIODS[name]
     value = units[period.unit]

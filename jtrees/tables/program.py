@@ -43,13 +43,6 @@ class Lookup:
         """Returns the lookup of rows, ``(levels + 2, k)``."""
         return cls(levels, tuple(tuple(row) for row in rows.tolist()), tuple(names))
 
-    @classmethod
-    def of_indicators(cls, name: str, column: ColumnSchema) -> "Lookup":
-        """Returns the features of 0 and 1 of a column. A value without an indicator is 0 in all of them."""
-        kept, levels = list(column.indicators), column.levels
-        names = [*(f"[{name} = {level}]" for level in levels), f"[{name} other]", f"[{name} missing]"]
-        return cls.from_rows(levels, np.eye(len(levels) + 2)[:, kept], [names[i] for i in kept])
-
     def of_outputs(self, outputs: tuple[Output, ...], by: str) -> "Lookup":
         """Returns the lookup with the names of target means, such as ``[mean y by city]``."""
         names = tuple(f"[mean {output} by {by}]" for output in outputs)
@@ -165,17 +158,25 @@ def fit_encoding(name: str, column: ColumnSchema, raw: RawColumn, targets: Targe
     The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
     """
     if column.kind == "text":
+        levels = column.levels
         if column.by_mean and targets.outputs:
-            lookup, features = _of_means(name, column.levels, raw, targets)
+            lookup, features = _of_means(name, levels, raw, targets)
             return Encoding(lookups={"level": lookup}), features
-        frequencies = column.by_mean and _of_frequencies(name, column.levels, raw)
-        encoding = Encoding(lookups={"level": frequencies or Lookup.of_indicators(name, column)})
+        if column.by_mean:  # by the fraction of the training rows that have each level
+            counts = np.bincount(level_codes(levels, raw), minlength=len(levels) + 2)
+            lookup = Lookup.from_rows(levels, counts[:, None] / len(raw.values), [f"[frequency of {name}]"])
+        else:  # a value without an indicator is 0 in all of them
+            names = [*(f"[{name} = {level}]" for level in levels), f"[{name} other]", f"[{name} missing]"]
+            numbers = list(column.indicators)
+            lookup = Lookup.from_rows(levels, np.eye(len(levels) + 2)[:, numbers], [names[i] for i in numbers])
+        encoding = Encoding(lookups={"level": lookup})
         return encoding, encoding.encode(raw)
     encoding = _of_numbers(name, column, raw)
     features, lookups = [encoding.encode(raw)], {}
     for part in column.parts:
         # Means that explain nothing would be noise. The features remain, so that all splits have as many.
-        used = targets if explains(values := periods(part, raw), raw, targets) else targets.without_effect()
+        helps = explains(values := periods(part, raw), raw, targets)
+        used = targets if helps else targets._replace(values=np.zeros_like(targets.values))
         lookups[part], encoded = _of_means(f"{name} {part}", PERIODS[part].levels, values, used)
         features.append(encoded)
     return dataclasses.replace(encoding, lookups=lookups), np.column_stack(features)
@@ -189,12 +190,6 @@ def _of_numbers(name: str, column: ColumnSchema, raw: RawColumn) -> Encoding:
     since = f" (days since {np.datetime64(int(start), 'D')})" if column.kind == "date" else ""
     names = (name + since, *([f"[{name} missing]"] if column.indicators else []))
     return Encoding(names, start, float(np.median(present) - start), float(present.std()))
-
-
-def _of_frequencies(name: str, levels: tuple[str, ...], raw: RawColumn) -> Lookup:
-    """Returns the lookup of the fraction of the training rows that have each level."""
-    counts = np.bincount(level_codes(levels, raw), minlength=len(levels) + 2)
-    return Lookup.from_rows(levels, counts[:, None] / len(raw.values), [f"[frequency of {name}]"])
 
 
 def _of_means(name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targets) -> tuple[Lookup, np.ndarray]:

@@ -76,8 +76,8 @@ class Schema:
             odd[name] = () if column.odd else raw.odd
             gaps[name] = 0 if column.missing else int(raw.missing.sum())
             if column.kind == "text":
-                known = frozenset(column.training_levels)
-                levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
+                training = frozenset(column.training_levels)
+                levels[name] = sum(level is not None and level not in training for level in raw.values.tolist())
         warn_of_odd_cells(odd, stacklevel=stacklevel + 1)
         checks.warn_of_gaps(gaps, stacklevel=stacklevel + 1)
         if which := checks.counted(levels):
@@ -91,7 +91,8 @@ class Schema:
 
         ``remedy`` returns how to request kinds of columns, given by name, as text; None: as an argument in Python.
         """
-        remedy = remedy or (lambda kinds: f"columns={{{checks.listed(map(_item, kinds.items()))}}}")
+        pairs = lambda kinds: checks.listed(": ".join(map(checks.quoted, item)) for item in kinds.items())
+        remedy = remedy or (lambda kinds: f"columns={{{pairs(kinds)}}}")
         dropped = {name: column for name, column in self.columns.items() if column.kind == "drop"}
         subjects = {"columns of x are left out": dropped, "columns of x may mean something else": self.used}
         return [f"{subject}: {text}" for subject, columns in subjects.items() if (text := _noted(columns, remedy))]
@@ -118,10 +119,6 @@ def _noted(columns: Mapping[str, ColumnSchema], remedy: Callable[[Mapping[str, s
     notes = checks.listed(f"{checks.quoted(name)} ({column.note})" for name, column in columns.items() if column.note)
     kinds = {name: column.otherwise for name, column in columns.items() if column.otherwise}
     return f"{notes}: {remedy(kinds)} reads them otherwise" if kinds else notes
-
-
-def _item(item: tuple[str, str]) -> str:
-    return ": ".join(map(checks.quoted, item))
 
 
 def rows_of(

@@ -22,10 +22,8 @@ _LONGEST = 4.0  # longest Newton step under a link, as in LogitBoost (Friedman, 
 
 
 def linked(link: Link, outputs: Any) -> Any:
-    """Returns predictions: outputs unchanged, or their softmax, sorted values or exponentials.
-
-    Softmax and sorting act on the last axis. The precision of NumPy arrays is kept.
-    """
+    """Returns predictions: outputs unchanged, or their softmax, sorted values or exponentials."""
+    # Softmax and sorting act on the last axis. The precision of NumPy arrays is kept.
     if link == "identity":
         return outputs
     xp = module_of(outputs)

@@ -63,39 +63,23 @@ class Classification(TaskOfChoices):
         return None, None
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` if training targets are not integers 0..K-1 or soft labels. They may be traced."""
         labels.check_traced(y, self.classes)
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked training labels of n samples in int32, or soft labels in float64. Classes may be absent.
-
-        Raises:
-          ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
-        """
         y = labels.checked_classes(y, self.classes)
         checks.check_rows(y, n)
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked evaluation labels, or soft labels, of n samples.
-
-        Raises:
-          ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
-        """
         y = labels.checked_classes(y, self.classes)
         if len(y) != n:
             raise ValueError(f"y must have shape {(n, *y.shape[1:])}, got {y.shape}")
         return y
 
     def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns the targets, and factors of the sample weights or None."""
         return (y, None) if self.class_weight is None else labels.weighed(y, self.class_weight)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Returns the stratum of each sample, ``(n,)``: the most probable class.
-
-        Samples of rows are drawn by stratum.
-        """
         return labels.most_probable(y)
 
     def loss(self, outputs: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
@@ -104,7 +88,7 @@ class Classification(TaskOfChoices):
             return self.loss_function.samples(outputs, y)
         return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         """Returns the log loss of probabilities for each sample. The precision of NumPy arrays is kept."""
         smooths = self.leaf_loss.smoothing > 0
         return log_loss(predictions, self.leaf_loss.labels(y, predictions) if smooths else y)
@@ -114,14 +98,14 @@ class Classification(TaskOfChoices):
 
         For soft labels, returns the probability of the predicted class.
         """
-        return labels.share_of(y, predictions.argmax(1))
+        predicted = predictions.argmax(1)
+        return y[np.arange(len(y)), predicted] if labels.is_soft(y) else (y == predicted).astype(np.float64)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns the accuracy. For soft labels, this is the mean probability of the predicted class."""
         return float(np.average(self.hits(predictions, y), weights=weight))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Returns the targets of a linear model: class probabilities or one-hot encoded labels, ``(n, K)``."""
         return labels.shares(y, self.classes)
 
 
@@ -167,16 +151,10 @@ class Policy(TaskOfChoices):
         return np.float64(0), np.float64(1)
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for rewards of a wrong shape. The rewards may be traced."""
         if y.shape[1:] != self.shape:
             raise ValueError(f"y must hold the rewards of {self.actions} actions, (n, {self.actions}), got {y.shape}")
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked rewards of n samples, in float64.
-
-        Raises:
-          ValueError: for a wrong shape, values that are not finite, fewer than two samples, or only equal rewards.
-        """
         y = self.held_out_targets(y, n)
         checks.check_rows(y, n)
         if not (y != y[:, :1]).any():
@@ -184,17 +162,12 @@ class Policy(TaskOfChoices):
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked rewards of n samples.
-
-        Raises:
-          ValueError: for a wrong shape, or values that are not finite.
-        """
         y = checks.as_finite("y", y)
         if y.shape != (n, self.actions):
             raise ValueError(f"y must hold the rewards of {self.actions} actions, {(n, self.actions)}, got {y.shape}")
         return y
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         """Returns minus the expected reward of each sample."""
         return -(predictions * y).sum(-1)
 
@@ -203,7 +176,6 @@ class Policy(TaskOfChoices):
         return float(np.average((predictions * y).sum(1), weights=weight))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Returns the targets of a linear model: the rewards."""
         return y
 
 

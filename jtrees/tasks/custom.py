@@ -103,13 +103,7 @@ _compiled_constants = jax.jit(_constants, static_argnums=(0, 4))
 
 
 def named(loss: "str | Loss | SampleLoss") -> Loss:
-    """Returns the loss with a name such as ``"poisson"``.
-
-    A loss is returned unchanged. A function is wrapped in :class:`CustomLoss`.
-
-    Raises:
-      ValueError: for an unknown name, or for another type.
-    """
+    """Returns the loss with a name such as ``"poisson"``; a function is a :class:`CustomLoss`, and a loss unchanged."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
@@ -121,17 +115,11 @@ def named(loss: "str | Loss | SampleLoss") -> Loss:
 
 
 def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
-    """Checks at some targets in [0, 1] that a loss is smallest where outputs equal targets.
+    """Checks at some targets in [0, 1] that a loss is smallest where outputs equal targets, else raises ``ValueError``.
 
     Recipes scale targets linearly, and reverse this scaling for outputs. Outputs must therefore estimate targets.
-    Outputs of a loss with a link do not (for example, the Poisson loss of log means).
-
-    Args:
-      loss: function of outputs and targets ``(n, *columns)`` that returns the loss of each sample.
-      columns: shape of the target of a sample.
-
-    Raises:
-      ValueError: if another output has a lower loss. The message names the target.
+    Outputs of a loss with a link do not (for example, the Poisson loss of log means). ``columns`` is the shape of a
+    target.
     """
     targets, steps = np.linspace(0, 1, 5, dtype=np.float32), np.array([-0.5, -0.1, 0.1, 0.5], np.float32)
     with jax.ensure_compile_time_eval():

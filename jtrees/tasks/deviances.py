@@ -19,12 +19,11 @@ _WIDEST = 30.0  # largest absolute output under an exponential
 
 
 class _LogLink(Loss):
-    """Deviances of distributions with variance ``mean^p``. Outputs are logarithms of means.
+    """Deviances of distributions with variance ``mean^p``. Outputs are logarithms of means."""
 
-    Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean. A leaf with only zero
-    targets gets one additional sample, the mean of all rows. Otherwise the prediction would be zero, and any event
-    would be infinitely costly.
-    """
+    # Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean. A leaf with only zero
+    # targets gets one additional sample, the mean of all rows. Otherwise the prediction would be zero, and any event
+    # would be infinitely costly.
 
     link: ClassVar[Link] = "exp"
     _p: float

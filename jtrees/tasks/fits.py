@@ -16,9 +16,6 @@ _NEWTON_STEPS = 20
 _LONGEST = 1.0  # longest step of an output, for scaled targets
 
 
-# --- Means -----------------------------------------------------------------------------------------------------------
-
-
 def fit_constant(
     leaf_index: Int[Array, " n"],
     y: Num[Array, "n *k"],
@@ -56,16 +53,9 @@ def constant_fit_error(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass.
-
-    The error is ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i``, averaged over the outputs. ``S_l`` is the
-    weighted sum of the centred targets in leaf l, and ``N_l`` is the leaf's total weight.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([1.0, 3.0, 5.0, 7.0])
-      >>> print(jtrees.tasks.fits.constant_fit_error(leaf, y, 2))
-      1.0
-    """
+    """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass."""
+    # The error is `(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i`, averaged over the outputs. `S_l` is the
+    # weighted sum of the centred targets in leaf l, and `N_l` is the leaf's total weight.
     y = floating(y).reshape(y.shape[0], -1)
     weight = ones_or(sample_weight, y)
     total = segments.total(weight)
@@ -83,9 +73,6 @@ def uniform_targets(key: Array, num_leaves: int, y: Array, dtype: Any) -> Float[
     return low + (high - low) * jax.random.uniform(key, (num_leaves, *y.shape[1:]), dtype)
 
 
-# --- Class frequencies -----------------------------------------------------------------------------------------------
-
-
 def class_counts(
     leaf_index: Int[Array, " n"],
     y: Int[Array, " n"] | Float[Array, "n k"],
@@ -94,14 +81,7 @@ def class_counts(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns the total weight of each class in each leaf, or the expected weight for soft labels ``(n, classes)``.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
-      >>> print(jtrees.losses.class_counts(leaf, y, 2, 2))
-      [[2. 0.]
-       [1. 1.]]
-    """
+    """Returns the total weight of each class in each leaf, or the expected weight for soft labels ``(n, classes)``."""
     weight = ones_or(sample_weight, y, jnp.float32 if sample_weight is None else sample_weight.dtype)
     if is_soft(y):
         return segments.sums(weight[:, None] * y.astype(weight.dtype), leaf_index, num_leaves)
@@ -114,26 +94,18 @@ def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
 
 
 def smoothed(counts: Array, prior: Array) -> Float[Array, "leaves k"]:
-    """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf.
-
-    Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
-    """
+    """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf."""
+    # Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
     return (counts + prior) / (counts.sum(1, keepdims=True) + 1)
 
 
 def effective_counts(
     counts: Float[Array, "leaves k"], leaf_index: Int[Array, " n"], weight: Float[Array, " n"]
 ) -> tuple[Float[Array, "leaves k"], Float[Array, " k"]]:
-    """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes.
-
-    Uneven weights w of a leaf count as ``(sum w)^2 / sum w^2`` samples (Kish). A heavy sample therefore makes its own
-    leaf small, but no other leaf. The prior has the frequencies of the weighted classes.
-
-    Args:
-      counts: total weight of each class in each leaf.
-      leaf_index: leaf of each sample.
-      weight: nonnegative weights.
-    """
+    """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes."""
+    # Uneven weights w of a leaf count as `(sum w)^2 / sum w^2` samples (Kish). A heavy sample therefore makes its own
+    # leaf small, but no other leaf. `counts` has the total weight of each class in each leaf, whose frequencies the
+    # prior has.
     xp = module_of(counts, weight)
     squares = segments.sums(weight * weight, leaf_index, len(counts))
     factor = xp.where(squares > 0, counts.sum(1) / xp.where(squares > 0, squares, 1), 0)
@@ -160,9 +132,6 @@ def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array
     return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()
 
 
-# --- Quantiles -------------------------------------------------------------------------------------------------------
-
-
 def weighted_quantiles(
     leaf_index: Int[Array, " n"],
     y: Float[Array, " n"],
@@ -171,25 +140,10 @@ def weighted_quantiles(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns quantiles of the targets in each leaf. They minimise the pinball losses of the leaf's samples.
-
-    If all values between two targets are minimisers, the quantile is the mid-point of the two targets. A leaf without
-    weight has the quantiles of all samples. Quantiles of one leaf never cross. The cost is two sorts for any number of
-    leaves. NumPy arrays are sorted on the host, and their weights are added in double precision.
-
-    Args:
-      leaf_index: leaf of each sample.
-      y: targets.
-      num_leaves: number of leaves.
-      levels: levels of the quantiles, k numbers above 0 and below 1.
-      sample_weight: nonnegative weights.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 0, 1]), jnp.array([1.0, 2.0, 3.0, 8.0])
-      >>> print(jtrees.losses.weighted_quantiles(leaf, y, 2, (0.25, 0.5)))
-      [[1. 2.]
-       [8. 8.]]
-    """
+    """Returns quantiles of the targets in each leaf. They minimise the pinball losses of the leaf's samples."""
+    # If all values between two targets are minimisers, the quantile is the mid-point of the two targets. A leaf without
+    # weight has the quantiles of all samples. Quantiles of one leaf never cross. The cost is two sorts for any number
+    # of leaves.
     xp = module_of(leaf_index, y)
     y = y.astype(np.float64) if xp is np else y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
     weight = ones_or(sample_weight, y)
@@ -198,9 +152,6 @@ def weighted_quantiles(
         return in_leaves
     overall, _ = segments.quantiles(xp.zeros_like(leaf_index), y, 1, levels, weight)
     return xp.where(filled[:, None], in_leaves, overall)
-
-
-# --- Newton steps ----------------------------------------------------------------------------------------------------
 
 
 def newton_constants(

@@ -1,7 +1,6 @@
 """Classification targets: integer labels ``(n,)``, or soft labels ``(n, k)``, which are class probabilities.
 
-The number of axes distinguishes labels from soft labels, so each compiled program handles one of the two. The loss of a
-soft label is the expected loss of a label drawn from its probabilities.
+The number of axes distinguishes them. The loss of a soft label is the expected loss of a label drawn from it.
 """
 
 from typing import Any
@@ -25,15 +24,9 @@ def is_soft(y: Any) -> bool:
 
 
 def checked_classes(y: Any, classes: int | None = None) -> np.ndarray:
-    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1.
+    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1 (within a tolerance of 0.001).
 
-    Args:
-      y: labels, or soft labels. The rows of soft labels must sum to 1 within a tolerance of 0.001.
-      classes: number of classes; None: inferred.
-
-    Raises:
-      ValueError: for soft labels with the wrong number of classes, or with rows that hold negative numbers or do not
-        sum to 1. Also in the cases of :func:`check_labels`.
+    The number of classes is inferred if it is None. Raises ``ValueError`` for other targets.
     """
     checks.check_unmasked("y", y)
     if np.ndim(y) != 2:
@@ -53,12 +46,8 @@ def checked_classes(y: Any, classes: int | None = None) -> np.ndarray:
 
 
 def check_labels(y: Any, classes: int | None = None) -> np.ndarray:
-    """Returns checked class labels 0..K-1 as int32; K is at least two.
-
-    Args:
-      y: labels, ``(n,)``.
-      classes: number of classes, of which some may be absent. None: inferred, and every class must be present.
-    """
+    """Returns checked class labels 0..K-1, ``(n,)``, as int32; K is at least two."""
+    # If the number of classes is None, it is inferred, and every class must be present.
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
     if classes is not None:  # a validation set may lack classes, which would change the numbers
         encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
@@ -88,10 +77,8 @@ def check_labels(y: Any, classes: int | None = None) -> np.ndarray:
 
 
 def label_array(y: Any) -> tuple[np.ndarray, str]:
-    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
-
-    The array is numeric if all labels are numbers, or all are booleans. It must have no masked values.
-    """
+    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``."""
+    # The array is numeric if all labels are numbers, or all are booleans. It must have no masked values.
     checks.check_unmasked("y", y)
     labels = np.asarray(y)
     is_list = isinstance(y, (list, tuple)) and labels.ndim == 1
@@ -126,10 +113,8 @@ def _kind(label: Any) -> Any:
 
 
 def coded_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted distinct labels, and the number of each label among them, ``(n,)``.
-
-    Labels without an order, such as those of an enumeration, are sorted by their text.
-    """
+    """Returns the sorted distinct labels, and the number of each label among them, ``(n,)``."""
+    # Labels without an order, such as those of an enumeration, are sorted by their text.
     if labels.dtype != object:
         return np.unique(labels, return_inverse=True)
     distinct: Any = dict.fromkeys(labels.tolist())
@@ -144,11 +129,7 @@ def coded_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
-    """Returns the checked class weights.
-
-    Raises:
-      ValueError: if ``class_weight`` does not hold one number above 0 for each class.
-    """
+    """Returns the checked class weights, or raises ``ValueError``."""
     weights = np.asarray(class_weight, np.float64)
     if weights.shape != (classes,) or not (np.isfinite(weights) & (weights > 0)).all():
         got = checks.quoted(class_weight)
@@ -179,10 +160,8 @@ def _check_width(shape: tuple[int, ...], classes: int | None) -> None:
 
 
 def shares(y: Any, classes: int, dtype: Any = None) -> Any:
-    """Returns the class probabilities, ``(n, classes)``: soft labels unchanged, labels one-hot encoded.
-
-    If ``dtype`` is None, NumPy arrays are in double precision.
-    """
+    """Returns the class probabilities, ``(n, classes)``: soft labels unchanged, labels one-hot encoded."""
+    # If `dtype` is None, NumPy arrays are in double precision.
     xp = module_of(y)
     dtype = xp.result_type(float) if dtype is None else dtype
     dtype = dtype if xp is np else jax.dtypes.canonicalize_dtype(dtype)
@@ -199,19 +178,12 @@ def most_probable(y: Any) -> Any:
 
 
 def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the targets and the factors of the row weights that apply the class weights.
-
-    The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
-    normalised, so that the factor times the loss is ``sum_k class_weight_k y_k loss_k``.
-    """
+    """Returns the targets and the factors of the row weights that apply the class weights."""
+    # The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
+    # normalised, so that the factor times the loss is `sum_k class_weight_k y_k loss_k`.
     weighted = np.asarray(class_weight) * shares(y, len(class_weight))
     factors = weighted.sum(1)
     return (weighted / factors[:, None] if is_soft(y) else y), factors
-
-
-def share_of(y: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Returns the probability of ``label`` in each row, ``(n,)``. For hard labels this is 1 or 0."""
-    return y[np.arange(len(y)), label] if is_soft(y) else (y == label).astype(np.float64)
 
 
 def expected(y: Array, label_losses: Any) -> Array:

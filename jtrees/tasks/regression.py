@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, validation as checks
@@ -40,21 +39,17 @@ class Regression(Task):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the outputs for one sample: ``()`` or ``(outputs,)``."""
         count = self.loss_function.outputs if self.outputs is None else self.outputs
         return () if count is None else (count,)
 
     @property
     def is_least_squares(self) -> bool:
-        """Whether the loss is the squared error."""
         return isinstance(self.loss_function, SquaredError)
 
     def scaled(self, unit: Any) -> "Regression":
-        """Returns the task for targets divided by ``unit``."""
         return dataclasses.replace(self, loss_function=self.loss_function.scaled(unit))
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for training targets of a wrong shape. The targets may be traced."""
         shape = () if self.outputs is None else (self.outputs,)
         if y.shape[1:] != shape:
             columns = "(n,)" if self.outputs is None else f"(n, {self.outputs})"
@@ -62,23 +57,12 @@ class Regression(Task):
             raise ValueError(f"y must have shape {columns} for {self}, got shape {y.shape}: use {repair}")
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked training targets of n samples, in float64.
-
-        Raises:
-          ValueError: for a wrong shape, values that are not finite or that the loss refuses, fewer than two samples, or
-            constant targets.
-        """
         y = np.asarray(checks.check_targets(y, n)).astype(np.float64, order="C")
         self.check(y)
         self.loss_function.check_training(y)
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked evaluation targets of n samples, as :meth:`targets` does, but they may be constant.
-
-        Raises:
-          ValueError: for a wrong shape, or values that are not finite or that the loss refuses.
-        """
         y, shape = checks.as_finite("y", y), (n,) if self.outputs is None else (n, self.outputs)
         if y.shape != shape:
             raise ValueError(f"y must have shape {shape}, got {y.shape}")
@@ -86,21 +70,14 @@ class Regression(Task):
         return y
 
     def varies(self, y: np.ndarray) -> bool:
-        """Returns whether every column of targets varies."""
         return bool(np.ptp(y, axis=0).all())
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
-        """Returns the loss of each sample, or its squared error if the loss is user-defined.
-
-        If there are several targets, targets and predictions are divided by ``unit``, ``(k,)``, and the losses are
-        averaged over the targets. The precision of NumPy arrays is kept.
-        """
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         loss = self.loss_function if self.in_units else SquaredError()
         values = loss.of_predictions(predictions, loss.with_output_axis(y)).reshape(len(y), -1)
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.unit_exponent())).mean(1)
 
     def loss_unit(self, unit: Any) -> float:
-        """Returns a scaled loss of 1 in the user's units, or 1 for several targets, whose losses remain scaled."""
         return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.unit_exponent()
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
@@ -117,5 +94,4 @@ class Regression(Task):
         return float(np.mean(1 - mean(predictions) / mean(loss.best(y, weight))))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Returns the targets of a linear model: y as ``(n, k)``."""
         return y.reshape(len(y), -1)

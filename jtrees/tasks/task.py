@@ -21,6 +21,53 @@ class Task:
     """The common base of tasks: what a task derives from its :class:`jtrees.losses.Loss`."""
 
     loss_function: Loss
+    shape: Any  # shape of the outputs for one sample: () or (k,)
+    is_least_squares: Any  # whether the loss is the squared error
+
+    def check(self, y: Any) -> None:
+        """Raises ``ValueError`` for training targets of a wrong shape or type. They may be traced."""
+        raise NotImplementedError
+
+    def targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked training targets of n samples: labels in int32, all else in float64.
+
+        Raises:
+          ValueError: for a wrong shape, values that are not finite or that the task refuses, fewer than two samples, or
+            targets without variation. Classes may be absent.
+        """
+        raise NotImplementedError
+
+    def held_out_targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked evaluation targets of n samples, as :meth:`targets` does, but they may be constant."""
+        raise NotImplementedError
+
+    def scaled(self, unit: Any) -> Self:
+        """Returns the task for targets divided by ``unit``; the same task if targets are not scaled."""
+        return self
+
+    def varies(self, y: np.ndarray) -> bool:
+        """Returns whether every column of numbers varies; True for choices."""
+        return True
+
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
+        """Returns the loss of each sample, as reported. The precision of NumPy arrays is kept.
+
+        If there are several targets, targets and predictions are divided by ``unit``, ``(k,)``, and the losses are
+        averaged over the targets.
+        """
+        raise NotImplementedError
+
+    def loss_unit(self, unit: Any) -> float:
+        """Returns a scaled loss of 1 in the user's units, or 1 if losses remain scaled."""
+        return 1.0
+
+    def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """Returns the score of predictions, of which larger values are better."""
+        raise NotImplementedError
+
+    def indicators(self, y: np.ndarray) -> np.ndarray:
+        """Returns the targets of a linear model, ``(n, k)``: numbers, class probabilities or rewards."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         # Messages name tasks, so only fields that differ from their defaults are shown.
@@ -85,18 +132,5 @@ class TaskOfChoices(Task):
     outputs: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the outputs for one sample: ``(outputs,)``."""
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.outputs,)
-
-    def scaled(self, unit: Any) -> Self:
-        """Returns the task itself."""
-        return self
-
-    def loss_unit(self, unit: Any) -> float:
-        """Returns 1."""
-        return 1.0
-
-    def varies(self, y: np.ndarray) -> bool:
-        """Returns True, because a single class or action can be fitted."""
-        return True

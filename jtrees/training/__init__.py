@@ -1,12 +1,7 @@
 """The training loop: methods, resumable runs, and optimisers that optax does not have."""
 
 from jtrees._public import list_public_names as _list_public_names
-from jtrees.training.loop import (
-    advance as advance,
-    best as best,
-    start as start,
-    train as train,
-)
+from jtrees.training.loop import advance as advance, best as best, start as start, train as train
 from jtrees.training.optimizers import (
     LazyAdamState as LazyAdamState,
     LazyMomentumState as LazyMomentumState,

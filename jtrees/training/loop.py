@@ -18,6 +18,8 @@ from jtrees import validation
 from jtrees.training.state import NOT_TAKEN, Batch, Best, History, Method, Params, TrainState, normalised
 from jtrees.training.step import keys_of, one_step, score_of
 
+MOST = 1024  # updates of a run in one compiled call, and the length of the losses that it returns
+
 
 def start(
     method: Method, data: Batch, *, key: Array, optimizer: optax.GradientTransformation, params: Params | None = None
@@ -94,28 +96,21 @@ def advance(
     if batch_size is not None and state.order.shape != data.x.shape[:1]:
         raise ValueError(f"data must have the {len(state.order)} rows that the run began with, got {len(data.x)}")
     once = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
-    return advance_up_to(once, state, steps, steps)
+    return advance_up_to(once, state, steps, length=steps)
 
 
 def advance_up_to(
     once: Callable[..., tuple[TrainState, History]],
     state: TrainState,
     count: Array | int,
-    length: int,
     *,
+    length: int = MOST,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
-    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced.
-
-    After the first ``count`` entries of the history, the loss is :data:`NOT_TAKEN`.
-
-    Args:
-      once: a function that makes one step, from :func:`one_step`.
-      state: state of the run.
-      count: number of steps, at most ``length``.
-      length: length of the history.
-      step: number of the first step, which all runs side by side share; None: ``state.step``.
-    """
+    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced, and is at most ``length``."""
+    # `once` makes a step, as `one_step` returns it. The history has this length: after the first `count` entries, the
+    # loss is `NOT_TAKEN`. `step` is the number of the first step, which all runs side by side share; None:
+    # `state.step`.
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
         state, history = carry
@@ -129,15 +124,8 @@ def advance_up_to(
 def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Params], Array] | None = None) -> Best:
     """Returns the best parameters of a run, including the last; without evaluations, the last parameters.
 
-    Args:
-      method: the trained method.
-      state: state of the run.
-      data: as for :func:`advance`.
-      score: as for :func:`advance`.
-
-    Returns:
-      The best parameters. If the run became non-finite, they are the best parameters before. Their score is infinite if
-      no evaluation was finite.
+    The arguments are those of :func:`advance`. If the run became non-finite, they are the best parameters before. Their
+    score is infinite if no evaluation was finite.
     """
     last_score = score_of(method, state, normalised(_checked(data)), score)
     finite = state.finite & jnp.isfinite(last_score)
@@ -157,35 +145,19 @@ def train(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> Best:
-    """Runs :func:`start`, :func:`advance` and :func:`best`.
+    """Runs :func:`start`, :func:`advance` and :func:`best`, whose arguments and errors it has.
 
     The function is pure. It can be used with ``jit``, and with ``vmap`` over keys and numeric hyperparameters. Under
-    ``jit`` equal shapes compile once.
+    ``jit`` equal shapes compile once. If ``score_every`` is 0, the last parameters are returned, else those of the
+    lowest score.
 
     If the score is the loss of a hard tree with refitted leaves, as in GET, the gradient of ``score`` is 0 where it
     exists. To differentiate through training, differentiate a soft loss of ``params``, and leave ``score_every`` at 0.
-
-    Args:
-      method: the method to train.
-      data: samples, targets and weights.
-      key: key for the initial parameters, the order of samples, and random draws of the method.
-      optimizer: any optax transformation.
-      steps: number of updates.
-      batch_size: as for :func:`advance`.
-      score_every: number of steps between evaluations of the score. The parameters of the lowest score are returned.
-        0: the last parameters are returned.
-      score: as for :func:`advance`.
-
-    Raises:
-      ValueError: as :func:`start` and :func:`advance`.
     """
     state = start(method, data, key=key, optimizer=optimizer)
     options: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
     state, history = advance(method, state, data, optimizer=optimizer, steps=steps, **options)
     return best(method, state, data, score=score).replace(losses=history.losses, scores=history.scores)
-
-
-# --- Checks ----------------------------------------------------------------------------------------------------------
 
 
 def _checked(data: Any) -> Batch:

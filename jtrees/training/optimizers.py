@@ -38,19 +38,11 @@ def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
     return fraction
 
 
-# --- A learning rate that vanishes ------------------------------------------------------------------------------------
-
-
 class PlateauState(NamedTuple):
-    """State of :func:`reduce_until_vanished`.
+    """State of :func:`reduce_until_vanished`."""
 
-    Attributes:
-      plateau: state of ``optax.contrib.reduce_on_plateau``.
-      vanished: whether the learning rate has vanished.
-    """
-
-    plateau: Any
-    vanished: Bool[Array, ""]
+    plateau: Any  # state of `optax.contrib.reduce_on_plateau`
+    vanished: Bool[Array, ""]  # whether the learning rate has vanished
 
 
 def reduce_until_vanished(
@@ -72,9 +64,6 @@ def reduce_until_vanished(
         return updates, PlateauState(plateau, vanished)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-# --- Lazy Adam --------------------------------------------------------------------------------------------------------
 
 
 class LazyAdamState(NamedTuple):
@@ -130,9 +119,6 @@ def _moves(gradient: Any, directions: Any, rate: Any) -> Any:
     return jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, directions)
 
 
-# --- Lazy momentum ----------------------------------------------------------------------------------------------------
-
-
 class LazyMomentumState(NamedTuple):
     """Number of steps, and the velocity in the shapes of the parameters."""
 
@@ -156,14 +142,9 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        moved, velocity = momentum_step(updates, state.velocity, at_step(learning_rate, state.count), decay)
+        accumulate = lambda g, v: jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
+        velocity = jax.tree.map(accumulate, updates, state.velocity)
+        moved = _moves(updates, velocity, at_step(learning_rate, state.count))
         return moved, LazyMomentumState(state.count + 1, velocity)
 
     return optax.GradientTransformation(init, update)
-
-
-def momentum_step(gradient: Any, velocity: Any, rate: Any, decay: Any) -> tuple[Any, Any]:
-    """Returns the updates and the new velocity, of all parameters or of some rows."""
-    accumulate = lambda g, v: jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
-    velocity = jax.tree.map(accumulate, gradient, velocity)
-    return _moves(gradient, velocity, rate), velocity

@@ -145,11 +145,9 @@ class History(NamedTuple):
 
 
 def normalised(data: Batch) -> Batch:
-    """Returns the data with weights of mean 1 over all rows; mini-batches are not normalised again.
-
-    The loss of a step is a sum over rows, divided by their number. Rows of weight 0, such as padding, count in it, so
-    the weights of :func:`jtrees.segments.mean_one` are divided by the fraction of the other rows.
-    """
+    """Returns the data with weights of mean 1 over all rows; mini-batches are not normalised again."""
+    # The loss of a step is a sum over rows, divided by their number. Rows of weight 0, such as padding, count in it, so
+    # the weights of `mean_one` are divided by the fraction of the other rows.
     if data.weight is None:
         return data
     weight = segments.mean_one(jnp.asarray(data.weight, data.x.dtype))

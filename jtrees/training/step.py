@@ -134,9 +134,6 @@ def _update_of(method: Method | Callable[..., Any], optimizer: optax.GradientTra
     return update
 
 
-# --- Scores ----------------------------------------------------------------------------------------------------------
-
-
 def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
     """Returns the score of the parameters: the result of ``score`` if it is given, else the score of the method."""
     if score is not None:
@@ -179,22 +176,15 @@ def _evaluated_if(due: Array, state: TrainState, score: Array) -> TrainState:
 
 
 def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
-    """Returns ``change(state)`` if the flag is set, else ``state``.
-
-    The function uses a loop of at most one iteration, because a branch would copy the arrays.
-    """
+    """Returns ``change(state)`` if the flag is set, else ``state``."""
+    # The function uses a loop of at most one iteration, because a branch would copy the arrays.
     return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
 
 
-# --- Mini-batches -----------------------------------------------------------------------------------------------------
-
-
 def mini_batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
-    """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch.
-
-    A mini-batch has only samples of positive weight, and its weights are those of :func:`_reweighted`. If samples have
-    weight 0, an epoch takes some of the other samples several times. A batch of all samples has each sample once.
-    """
+    """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch."""
+    # A mini-batch has only samples of positive weight, and its weights are those of `_reweighted`. If samples have
+    # weight 0, an epoch takes some of the other samples several times. A batch of all samples has each sample once.
     n, parts = order.shape[0], sharding.parts(order.shape[0])
     per_epoch, per_part = n // batch_size, batch_size // parts
     epoch, i = step // per_epoch, step % per_epoch
@@ -225,12 +215,10 @@ def mini_batch(data: Batch, order: Array, key: Array, step: Array, batch_size: i
 
 
 def _reweighted(data: Batch) -> Batch:
-    """Returns the data with weights for mini-batches that draw only samples of positive weight.
-
-    Let m be the number of samples of positive weight in a shard, and n / s the number of all samples in a shard. A
-    sample is drawn n / (s m) times as often as if all samples were drawn equally often, so its weight is multiplied by
-    s m / n. The expectation of the weighted mean of a mini-batch is then the weighted mean of the data.
-    """
+    """Returns the data with weights for mini-batches that draw only samples of positive weight."""
+    # Let m be the number of samples of positive weight in a shard, and n / s the number of all samples in a shard. A
+    # sample is drawn n / (s m) times as often as if all samples were drawn equally often, so its weight is multiplied
+    # by s m / n. The expectation of the weighted mean of a mini-batch is then the weighted mean of the data.
     if data.weight is None:
         return data
     weights = data.weight.reshape(sharding.parts(data.weight.shape[0]), -1)
@@ -239,21 +227,17 @@ def _reweighted(data: Batch) -> Batch:
 
 
 def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:
-    """Returns random 32-bit words for an epoch, ``(parts, rows)``; each part is computed separately.
-
-    The words are numbered through all epochs, so a single call of the generator is sufficient. A key for each epoch
-    would need three calls, and each call takes a tenth of a second to compile.
-    """
+    """Returns random 32-bit words for an epoch, ``(parts, rows)``; each part is computed separately."""
+    # The words are numbered through all epochs, so a single call of the generator is sufficient. A key for each epoch
+    # would need three calls, and each call takes a tenth of a second to compile.
     words = jax.random.key_data(key).ravel()[-2:] ^ jnp.array(_ORDER, jnp.uint32)
     part_words = lambda first: threefry_2x32(words, first + jnp.arange(rows, dtype=jnp.uint32))
     return jax.vmap(part_words)((epoch.astype(jnp.uint32) * parts + jnp.arange(parts, dtype=jnp.uint32)) * rows)
 
 
 def keys_of(key: Array) -> tuple[Array, Array]:
-    """Returns keys for the initial parameters and for the loss.
-
-    Every step needs the key of the run, and a split would use it up (``jax_debug_key_reuse``).
-    """
+    """Returns keys for the initial parameters and for the loss."""
+    # Every step needs the key of the run, and a split would use it up (`jax_debug_key_reuse`).
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 

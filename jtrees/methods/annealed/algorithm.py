@@ -1,7 +1,6 @@
 """Algorithm 1 of GET with successive halving: many starts under increasingly sharp routings, the first from CART.
 
-:class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm. Each recipe adds its soft routing and its
-sharpnesses.
+:class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm, with their soft routing and sharpnesses.
 
 1. ``grow_carts`` and ``initial_starts`` (starts.py) grow CART, which is from the authors' program, and draw the
    sharpnesses and the random splits (lines 4-6).
@@ -9,9 +8,6 @@ sharpnesses.
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
 4. ``best_tree`` (result.py) refits the best tree in the user's units and compares it with CART (line 15).
-
-Not in the paper: trees of a boosted sum (boosted_tree.py), linear leaves of wide tables (wide.py), and fewer starts
-before a near deadline (deadline.py).
 """
 
 from collections.abc import Callable
@@ -21,20 +17,11 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import leaves as kinds, pytree, topology, training, validation as checks
-from jtrees.data import Scaling, Table
-from jtrees.data.scaling import check_slopes
 from jtrees.methods.annealed import boosted_tree
-from jtrees.methods.annealed.deadline import limited_by_deadline
+from jtrees.methods.annealed.limits import limited_by_deadline, narrowed
 from jtrees.methods.annealed.result import best_tree
 from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
-from jtrees.methods.annealed.starts import (
-    DEVIATIONS,
-    Carts,
-    grow_carts,
-    held_out_rows,
-    initial_starts,
-)
-from jtrees.methods.annealed.wide import narrowed
+from jtrees.methods.annealed.starts import DEVIATIONS, Carts, grow_carts, held_out_rows, initial_starts
 from jtrees.search import Fitted, Problem, Recipe, Run, gather, option
 from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, sampled
@@ -64,6 +51,7 @@ class Annealed(Recipe):
     """
 
     soft: ClassVar[Callable[..., training.Method]]
+    deviations, clips_near = DEVIATIONS, False
 
     # The values for a boosted sum were chosen for GET, by its losses on held-out rows.
     defaults: ClassVar[dict[str, Default]] = {
@@ -128,7 +116,7 @@ class Annealed(Recipe):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         kinds.kind_of(self.leaves, task)  # raises for linear leaves with a loss of classes
         numbers = topology.num_nodes(self.depth) * (shape[1] + 1)  # parameters of the splits of a start
-        checks.check_count("starts", self.starts, most=checks.MAX_NUMBERS // numbers)
+        checks.check_size("starts", self.starts, numbers)
         most_rows(self)
 
     def tree_leaves(self, task: Task) -> str:
@@ -149,14 +137,6 @@ class Annealed(Recipe):
         missing = [name for name in self.defaults if getattr(self, name) is None]
         return self.replace(**{name: getattr(self.defaults[name], tree) for name in missing})
 
-    def scaling(self, table: Table) -> Scaling:
-        fitted = Scaling.fit(table, DEVIATIONS)
-        if self.leaves == "linear":
-            check_slopes(fitted, DEVIATIONS)
-        return fitted
-
-    # --- A tree of a boosted sum ---
-
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         # A subclass with another ``search`` finds other trees than ``grow``.
         return boosted_tree.grow_arguments(self, problem, trees) if type(self).search is Annealed.search else None
@@ -168,12 +148,10 @@ class Annealed(Recipe):
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        """Trains all starts for a tenth of the updates, then the best starts for all updates.
-
-        The short stages hold out rows. The losses on the held-out rows compare the starts with each other and with
-        CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
-        is an expected error on new data.
-        """
+        """Trains all starts for a tenth of the updates, then the best starts for all updates."""
+        # The short stages hold out rows. The losses on the held-out rows compare the starts with each other and with
+        # CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their
+        # criterion is an expected error on new data.
         recipe = limited_by_deadline(self, problem)
         return await recipe._search(problem.replace(recipe=recipe))
 

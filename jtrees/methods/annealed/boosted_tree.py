@@ -8,19 +8,11 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting
-from jtrees.methods.annealed.stages import (
-    advanced,
-    best_of_stage,
-    evaluated,
-    evaluation_steps,
-    initial_state,
-    updates_are_scored,
-)
+from jtrees.methods.annealed import stages
 from jtrees.methods.annealed.starts import BINS, binned_cart
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges
 from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
-from jtrees.search.stage import ENDLESS
 from jtrees.training import Best, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -28,10 +20,8 @@ _WIDEST = 64  # largest number of features that a tree splits
 
 
 def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments | None:
-    """Returns the arguments of :func:`grow` for the trees of a sum; None if only the search finds such trees.
-
-    There are two kinds of trees: CART, and trees that start from CART.
-    """
+    """Returns the arguments of :func:`grow` for the trees of a sum; None if only the search finds such trees."""
+    # There are two kinds of trees: CART, and trees that start from CART.
     n, p = problem.shape
     products = recipe.stages * recipe.updates * problem.recipe.rows_of_round(n) * 2**recipe.depth * min(p, _WIDEST)
     has_single_start = recipe.cart == "binned" and recipe.starts == 1 and recipe.precondition in (0, "auto")
@@ -46,10 +36,8 @@ def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments |
 
 
 def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
-    """Returns the splits of the single start from CART over bins, and whether they are finite.
-
-    ``drawn`` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
-    """
+    """Returns the splits of the single start from CART over bins, and whether they are finite."""
+    # `drawn` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
     sharpness, trains = drawn
     p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST
     if is_wide:
@@ -66,23 +54,17 @@ def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tu
 
 
 def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
-    """Returns what ``train_stages`` returns, within one program: the best splits, and whether they are finite.
-
-    Args:
-      run: the run, whose recipe makes ``updates`` updates in each stage.
-      splits: the initial splits.
-      sharpness: sharpness of each stage, ``(stages,)``.
-    """
+    """Returns what ``train_stages`` returns, within one program: the best splits, and whether they are finite."""
     updates = run.recipe.updates
-    ends = jnp.asarray([*evaluation_steps(updates, updates_are_scored(run)), updates], jnp.int32)
+    ends = jnp.asarray([*stages.evaluation_steps(updates, stages.updates_are_scored(run)), updates], jnp.int32)
 
     def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
         def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
-            state, count = evaluated(run, state, ENDLESS)[0], ends[part + 1] - ends[part]
-            return advanced(run, state, sharpness, jnp.float32(updates), ends[part], count, updates)[0]
+            state, count = stages.evaluated(run, state, patience=1)[0], ends[part + 1] - ends[part]
+            return stages.advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
 
-        best = best_of_stage(
-            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, initial_state(run, splits))
+        best = stages.best_of_stage(
+            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, stages.initial_state(run, splits))
         )
         return best.params, best
 

@@ -6,14 +6,17 @@ for :func:`jtrees.train`, and ``GET`` is the paper's recipe.
 
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree, training
+from jtrees import leaves as kinds, ops, pytree, topology, training, validation as checks
 from jtrees.methods.annealed.algorithm import Annealed, Default
-from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.search import Ranges, option
-from jtrees.tasks import Regression, Task
+from jtrees.tasks import Regression, Task, check_log_loss
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
 
 # Updates under each sharpness. 3000 is the paper's number. Linear leaves are equally accurate with 1000 updates
@@ -40,17 +43,16 @@ def get(
 
     - the mean squared error, for constant leaves;
     - the expected mean squared error on new samples (:func:`jtrees.leaves.fit_shrunk`), for linear leaves;
-    - the log loss, for classes.
+    - the log loss, for classes, whose leaves hold logits during training and class frequencies after hardening.
 
-    The method assumes that x and regression targets are scaled to about [0, 1]. Targets are ``(n,)`` or ``(n, k)``.
+    The method assumes that x and regression targets, ``(n,)`` or ``(n, k)``, are scaled to about [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16.
       alpha: sharpness, the factor of the scores in the sigmoid, above 0: a number, a traced number, or an optax
         schedule of the step.
       leaves: ``"constant"``, or ``"linear"`` for GET-Linear.
-      task: what is predicted. In classification, leaves hold logits during training and class frequencies after
-        hardening.
+      task: what is predicted.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
       implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
       scored: whether the loss comes with the score of the hard tree. The score of linear leaves costs a fit. If False,
@@ -63,42 +65,76 @@ def get(
     return soft_method(depth, alpha, name="alpha", route="sigmoid", **options)
 
 
+def soft_method(
+    depth: int,
+    sharpness: training.Number,
+    *,
+    name: str,
+    route: Any,
+    leaves: str,
+    task: Task,
+    l1: float | Array,
+    implementation: Implementation,
+    scored: bool,
+) -> training.Method:
+    """Returns a method that trains a tree on the expected loss of a soft routing of sharpened scores."""
+    # `name` is the name of the sharpness in messages, and `route` is the routing of `expected_loss`. The other
+    # arguments are those of `get`.
+    depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
+    check_log_loss(task)
+    if not callable(sharpness):
+        checks.check_number(name, sharpness, above=0)
+    checks.check_number("l1", l1, least=0)
+    for which, value in ((name, sharpness), ("l1", l1)):
+        if not callable(value) and np.ndim(value):
+            raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")
+
+    def init(batch: Batch, *, key: Array) -> ObliqueTree:
+        """Returns weights and biases from U(-1, 1), and the initial leaves of their kind."""
+        task.check(batch.y)
+        nodes, (_, p), dtype = topology.num_nodes(depth), batch.x.shape, batch.x.dtype
+        weights_key, bias_key, leaves_key = jax.random.split(key, 3)
+        weights = jax.random.uniform(weights_key, (nodes, p), dtype, -1, 1)
+        bias = jax.random.uniform(bias_key, (nodes,), dtype, -1, 1)
+        return ObliqueTree(weights, bias, kind.start(leaves_key, nodes + 1, batch.x, batch.y, task.shape))
+
+    def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        x, y, weight = batch
+        factor = training.at_step(sharpness, step)
+        w, b = factor * params.weights, factor * params.bias
+        options = {"route": route, "implementation": implementation}
+        loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, **options)
+        score = params.leaves.criterion(leaf, x, y, weight) if scored else loss
+        return loss + l1 * jnp.abs(params.weights).sum(), score
+
+    return training.Method(init, loss, lambda params, batch: params.refit(*batch))
+
+
 @pytree.dataclass(kw_only=True)
 class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
-    Each start trains under one sharpness after another, on full batches. The optimiser is AdamW with a linear warm-up,
-    then cosine decay, as in the authors' program. A stage starts from the best hard tree of the previous stage, with
-    refitted leaves; the paper starts it from the last tree. Hard trees are evaluated during training. The best tree has
-    the lowest
+    Each start trains under one sharpness after another, on full batches, by AdamW with a linear warm-up, then cosine
+    decay. A stage starts from the best hard tree of the previous stage, with refitted leaves. The best tree has the
+    lowest
 
     - mean squared error on the training data, for constant leaves;
-    - expected mean squared error on new data, for linear leaves;
+    - expected mean squared error on new data (:func:`jtrees.leaves.fit_shrunk`), for linear leaves;
     - mean log loss on the training data, for classes;
     - mean squared error or log loss on ``validation``, if given.
 
-    Generalised cross-validation gives the expected error of linear leaves, and chooses their shrinkage
-    (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. For linear
-    leaves, the reported loss is at least the mean squared error on the training data.
+    For linear leaves, the reported loss is at least the mean squared error on the training data, and CART is fitted to
+    the residuals of a linear regression. In tables of more than 64 features, linear leaves share a ridge regression of
+    all rows. Each leaf corrects it along 64 features: the output of the ridge regression, and the columns that matter
+    most to the target. The search splits the same 64 features.
 
-    In tables of more than 64 features, linear leaves share a ridge regression of all rows. Each leaf corrects it along
-    64 features: the output of the ridge regression, and the columns that matter most to the target. The search splits
-    the same 64 features, so that its time hardly depends on the number of columns.
+    The search is successive halving. If there is no ``validation``, the short stages hold out a fifth of the rows, and
+    CART is grown without these rows too. If CART predicts the held-out rows as well as the best start, no start
+    continues, and the model is CART, grown on all rows of a stage. In a table of at most 1000 rows, different starts
+    hold out different fifths. Linear leaves hold out no rows and use the expected error.
 
-    For linear leaves, CART is fitted to the residuals of a linear regression. If no start beats CART, CART is returned
-    (with ``cart=True`` only). Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
-
-    The search is successive halving. The long stages continue from the best splits of the short stages, under newly
-    drawn sharpnesses. The loss on ``validation`` ranks the starts. If there is no ``validation``, the short stages hold
-    out a fifth of the rows, and CART is grown without these rows too. If CART predicts the held-out rows as well as the
-    best start, no start continues. The model is then CART, grown on all rows of a stage. In a table of at most 1000
-    rows, different starts hold out different fifths. The starts that would continue must then predict better than CART
-    on average. Linear leaves hold out no rows and use the expected error.
-
-    The paper has no halving, ridge regression, preconditioner or shrinkage. The options ``epochs=3000``,
-    ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close to its procedure. A fit with
-    these options takes three times as long, or ten times as long with linear leaves. The paper's subtree polish is
-    :class:`jtrees.Polished`.
+    The options ``epochs=3000``, ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close
+    to the paper's procedure, and take three to ten times as long. Its subtree polish is :class:`jtrees.Polished`.
 
     A tree of :class:`jtrees.Boosted` has other defaults for options that are None: ``starts=1``, ``epochs=20``,
     ``learning_rate=0.03``, ``alpha_ranges=((20, 60),)``, ``cart="binned"``, ``precondition=0``, and no ``ridge``,
@@ -147,9 +183,7 @@ class GET(Annealed):
     alpha_ranges: Ranges | None = option(None)
 
     soft = staticmethod(get)
-    defaults = Annealed.defaults | {
-        "alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), boosted=((20.0, 60.0),)),
-    }
+    defaults = Annealed.defaults | {"alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), boosted=((20.0, 60.0),))}
 
     @property
     def sharpness_ranges(self) -> np.ndarray:

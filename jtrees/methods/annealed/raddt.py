@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrees import ops, pytree, topology, training
 from jtrees.methods.annealed.algorithm import Annealed, Default
-from jtrees.methods.annealed.soft_method import soft_method
+from jtrees.methods.annealed.get import soft_method
 from jtrees.methods.annealed.stages import fitted_leaves
 from jtrees.search import Run
 from jtrees.tasks import Regression, Task
@@ -38,17 +38,9 @@ def raddt(
 ) -> training.Method:
     """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
-    Everything except the routing (:func:`jtrees.routing.violation`) is as in :func:`jtrees.methods.get`. Probabilities
-    are normalised once over all paths instead of at every split. At depth 1 both routings are the same.
-
-    Args:
-      depth: depth of the tree, 1 to 16.
-      sharpness: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
-      leaves: see :func:`jtrees.methods.get`, also for the other arguments and the errors.
-      task: what is predicted.
-      l1: strength of an L1 penalty on the split weights.
-      implementation: implementation of the loss and its gradient.
-      scored: whether the loss comes with the score of the hard tree.
+    Everything except the routing (:func:`jtrees.routing.violation`) is as in :func:`jtrees.methods.get`, also the
+    arguments and the errors, with the factor ``sharpness`` of the violations in place of ``alpha``. Probabilities are
+    normalised once over all paths instead of at every split. At depth 1 both routings are the same.
     """
     options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation, "scored": scored}
     return soft_method(depth, sharpness, name="sharpness", route="violation", **options)
@@ -101,16 +93,9 @@ class RADDT(Annealed):
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
-    """Returns the tree with each threshold in the middle of the gap between the samples on its two sides.
-
-    No sample of ``x`` changes its leaf (except for gaps within rounding error). The threshold of a node does not change
-    if all samples that reach the node lie on one side.
-
-    Args:
-      tree: the tree; its leaves are not used.
-      x: samples, ``(n, p)``.
-      sample_weight: weights of the samples, ``(n,)``. Samples of weight 0 are ignored.
-    """
+    """Returns the tree with each threshold in the middle of the gap between the samples on its two sides."""
+    # No sample of `x` changes its leaf (except for gaps within rounding error). The threshold of a node does not change
+    # if all samples that reach the node lie on one side. Samples of weight 0 are ignored.
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     node_scores = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]

@@ -9,7 +9,7 @@ import numpy as np
 from jtrees.data import Data
 from jtrees.data.scaling import with_map
 from jtrees.leaves.narrow import Narrowing, selected
-from jtrees.methods.annealed.deadline import seconds_of_shrinkage
+from jtrees.methods.annealed.limits import seconds_of_shrinkage
 from jtrees.methods.annealed.stages import StartResult
 from jtrees.methods.annealed.starts import Carts, Start
 from jtrees.search import Fitted, Problem, Report
@@ -59,16 +59,9 @@ def best_tree(
     best_cart: int = -1,
     narrowing: Narrowing | None = None,
 ) -> Fitted:
-    """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
-
-    Args:
-      problem: the problem, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
-      starts: the starts.
-      carts: CART's trees.
-      results: the results of the short and the long stages of each start.
-      best_cart: the number of the CART tree that beats all starts, or -1.
-      narrowing: the map to the few features that the trees split, or None.
-    """
+    """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15)."""
+    # `results` are those of the short and the long stages of each start. `best_cart` is the number of the CART tree
+    # that beats all starts, or -1. `narrowing` is the map to the few features that the trees split, or None.
     recipe = problem.recipe
     pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
     best, result = min(pairs, key=lambda pair: pair[1].score)

@@ -9,14 +9,14 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, ops, training
+from jtrees import ops, training
 from jtrees.data.scaling import with_map
 from jtrees.monotone import keeping_signs, ordered_leaves
-from jtrees.search import MOST, Problem, Run
+from jtrees.search import Problem, Run
 from jtrees.search.minibatch import prediction_loss
-from jtrees.search.stage import ENDLESS, train_stage
+from jtrees.search.stage import train_stage
 from jtrees.training import Batch, Best, TrainState
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 _WARM_UP = 10  # linear warm-up steps
 _LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for 0.01, as in the authors' program
@@ -30,25 +30,15 @@ _PATIENCE, _LEAST_GAIN = 3, 0.003
 
 
 class StartResult(NamedTuple):
-    """The result of the stages of a start.
+    """The result of the stages of a start."""
 
-    Attributes:
-      splits: the best splits of all stages, on preconditioned features.
-      score: the score of the best splits; infinite if a stage became non-finite.
-      step: number of the update, within its stage, that gave the best splits.
-      scores: best score of each stage, ``(stages,)``.
-      steps: number of the update with the best score of each stage, ``(stages,)``.
-      losses: loss of each update, ``(updates,)``.
-      matrix: the matrix that maps the features to those of the splits, or None.
-    """
-
-    splits: ObliqueTree
-    score: float
-    step: int
-    scores: np.ndarray
-    steps: np.ndarray
-    losses: np.ndarray
-    matrix: np.ndarray | None
+    splits: ObliqueTree  # the best splits of all stages, on preconditioned features
+    score: float  # the score of the best splits; infinite if a stage became non-finite
+    step: int  # number of the update, within its stage, that gave the best splits
+    scores: np.ndarray  # best score of each stage, (stages,)
+    steps: np.ndarray  # number of the update with the best score of each stage, (stages,)
+    losses: np.ndarray  # loss of each update, (updates,)
+    matrix: np.ndarray | None  # the matrix that maps the features to those of the splits, or None
 
     @property
     def finite(self) -> bool:
@@ -64,18 +54,10 @@ class StartResult(NamedTuple):
 async def train_stages(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, matrix: np.ndarray | None = None
 ) -> StartResult:
-    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14).
-
-    A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
-    splits unchanged.
-
-    Args:
-      problem: a problem, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
-      splits: the initial splits, on preconditioned features.
-      sharpness: sharpness of each stage, ``(stages,)``.
-      epochs: number of updates in each stage.
-      matrix: the preconditioner, ``(p, p)``. None: the identity.
-    """
+    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14)."""
+    # A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
+    # splits unchanged. `epochs` is the number of updates in each stage. The `matrix` of a preconditioner, (p, p), is
+    # that of the features of the splits; None: the identity.
     problem, trees, histories = problem.preconditioned_by(matrix), [], []
     for stage, stage_sharpness in enumerate(sharpness):
         if stage and not problem.monitor.has_time():
@@ -96,18 +78,16 @@ async def train_stages(
 async def _train_under(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, name: str
 ) -> tuple[Best, np.ndarray]:
-    """Returns the best hard tree under one sharpness, and the losses of its updates.
-
-    Hard trees are evaluated after every update if the update computes their score, else about 20 times.
-    """
+    """Returns the best hard tree under one sharpness, and the losses of its updates."""
+    # Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     recipe, is_scored = problem.recipe, updates_are_scored(problem)
     often = recipe.cart == "binned"  # in the rounds of boosting
     # In a short table, the evaluations of a fit take less time than optimised compilation.
     evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
     can_stop = recipe.halves and recipe.leaves == "linear" and not problem.engine.stacks
-    patience, options = _PATIENCE if can_stop else ENDLESS, {"often": evaluates_often}
+    patience, options = _PATIENCE if can_stop else None, {"often": evaluates_often}
     state = await problem.map(initial_state, splits, often=often)
-    state = (await problem.map(evaluated, state, np.int32(patience), **options)).element(0)
+    state = (await problem.map(evaluated, state, np.int32(_PATIENCE), **options)).element(0)
     stops, arguments = evaluation_steps(epochs, is_scored), (np.float32(sharpness), np.float32(epochs))
     stage = await train_stage(
         problem, advanced, evaluated, state, stops, *arguments, patience=patience, name=name, **options
@@ -116,10 +96,8 @@ async def _train_under(
 
 
 def updates_are_scored(run: Run) -> bool:
-    """Returns whether an update also computes the score of the hard tree.
-
-    It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
-    """
+    """Returns whether an update also computes the score of the hard tree."""
+    # It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
     return not run.has_validation_set and run.recipe.leaves == "constant" and run.monotone is None
 
 
@@ -134,34 +112,30 @@ def evaluation_steps(epochs: int, is_scored: bool) -> list[int]:
 
 def initial_state(run: Run, splits: ObliqueTree) -> TrainState:
     """Returns the initial training state of a stage; :func:`evaluated` fits its leaves."""
-    params = splits.replace(leaves=_empty_leaves(run, splits).trainable())
+    params = _empty_tree(run, splits)
+    params = params.replace(leaves=params.leaves.trainable())
     # The key has no effect: the batch is full, and the loss is not random.
     state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
     return state.replace(order=state.order[:1])  # unused: there is only one batch
 
 
 def advanced(
-    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array, limit: int = MOST
+    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array
 ) -> tuple[TrainState, Array, Array]:
-    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite.
-
-    ``limit`` is the largest ``count``.
-    """
+    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
     is_scored = updates_are_scored(run)
     plain = run.recipe.method(sharpness, run.task, scored=is_scored)
     loss = lambda params, *data, **options: plain.loss(_in_order(run, params), *data, **options)
     method = plain._replace(loss=loss)
     update = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(is_scored))
-    state, history = training.loop.advance_up_to(update, state, count, limit, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, ~state.finite
 
 
 def evaluated(run: Run, state: TrainState, patience: Any) -> tuple[TrainState, Array, Array]:
-    """Returns the state after an evaluation of the hard tree, its score, and whether early stopping ends the stage.
-
-    At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
-    linear leaves takes long to compile.
-    """
+    """Returns the state after an evaluation of the hard tree, its score, and whether early stopping ends the stage."""
+    # At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because
+    # fitting linear leaves takes long to compile.
     leaves, score = fitted_leaves(run, state.params)
     fitted = jax.tree.map(partial(jnp.where, state.step == 0), leaves.trainable(), state.params.leaves)
     state = state.replace(params=state.params.replace(leaves=fitted))
@@ -182,7 +156,7 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
     The score is the loss on the validation set. If there is no validation set, it is the criterion of the leaves on the
     training rows.
     """
-    tree = splits.replace(leaves=_empty_leaves(run, splits))
+    tree = _empty_tree(run, splits)
     validates = run.has_validation_set
     if validates or run.monotone is not None:
         tree = tree.refit(*run.batch)
@@ -192,8 +166,7 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
     """Returns the mean loss of the hard tree of splits of the features, on the rows for evaluation."""
-    tree = splits.replace(leaves=_empty_leaves(run, splits))
-    return _loss_in_order(run, tree.refit(*run.batch), run.evaluation)
+    return _loss_in_order(run, _empty_tree(run, splits).refit(*run.batch), run.evaluation)
 
 
 def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:
@@ -201,17 +174,13 @@ def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:
     return prediction_loss(run.task, run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x)), rows)
 
 
-def _empty_leaves(run: Run, splits: ObliqueTree) -> Any:
-    """Returns leaves to be fitted."""
-    kind, x = kinds.kind_of(run.recipe.leaves, run.task), run.batch.x
-    return kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype)
+def _empty_tree(run: Run, splits: ObliqueTree) -> ObliqueTree:
+    return with_empty_leaves(splits, run.recipe.leaves, run.task)
 
 
 def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:
-    """Returns parameters with leaves in monotone order, so that training adapts the splits to such leaves.
-
-    All leaves have equal weight, because every row reaches every leaf of a soft routing.
-    """
+    """Returns parameters with leaves in monotone order, so that training adapts the splits to such leaves."""
+    # All leaves have equal weight, because every row reaches every leaf of a soft routing.
     if run.monotone is None:
         return params
     return ordered_leaves(params, run.monotone, jnp.ones(len(params.bias) + 1, params.bias.dtype), run.task)

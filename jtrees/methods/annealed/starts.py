@@ -35,47 +35,30 @@ _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
 class Start(NamedTuple):
-    """A start: its initial splits and its hyperparameters, on the host.
+    """A start: its initial splits and its hyperparameters, on the host."""
 
-    Attributes:
-      splits: the initial splits, on preconditioned features, without leaves.
-      short: sharpness of each short stage, ``(stages,)``.
-      long: sharpness of each long stage, ``(stages,)``.
-      strength: strength of the preconditioner. None: no start has a preconditioner.
-      matrix: the preconditioner, ``(p, p)``. None: the identity.
-    """
-
-    splits: ObliqueTree
-    short: np.ndarray
-    long: np.ndarray
-    strength: np.float32 | None
-    matrix: np.ndarray | None
+    splits: ObliqueTree  # the initial splits, on preconditioned features, without leaves
+    short: np.ndarray  # sharpness of each short stage, (stages,)
+    long: np.ndarray  # sharpness of each long stage, (stages,)
+    strength: np.float32 | None  # strength of the preconditioner. None: no start has a preconditioner
+    matrix: np.ndarray | None  # the preconditioner, (p, p). None: the identity
 
 
 class Carts(NamedTuple):
-    """The CART trees of a problem: a tree of the features and, with ``ridge``, a tree of outputs of a ridge regression.
+    """The CART trees of a problem: of the features and, with ``ridge``, of the outputs of a ridge regression."""
 
-    Attributes:
-      trees: the trees grown on all rows. They are candidates for the result.
-      fold_trees: for each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
-    """
-
-    trees: list[ObliqueTree]
+    trees: list[ObliqueTree]  # the trees grown on all rows. They are candidates for the result
+    # For each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
     fold_trees: list[list[ObliqueTree]]
 
 
 def held_out_rows(problem: Problem) -> list[np.ndarray]:
-    """Returns the rows that short stages hold out, ``(n,)`` bool for each fold; no fold if there are too few rows.
-
-    Start k holds out fold k, and the folds repeat after the last fold.
-    """
+    """Returns the rows that short stages hold out, ``(n,)`` bool for each fold; no fold if there are too few rows."""
+    # Start k holds out fold k, and the folds repeat after the last fold.
     recipe = problem.recipe
     count = min(_FOLDS, recipe.starts) if problem.count <= _FEW_ROWS and recipe.cart is True else 1
     folds = fold_rows(problem, count, "folds of starts")
     return folds if folds[0].any() else []
-
-
-# --- CART ------------------------------------------------------------------------------------------------------------
 
 
 async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
@@ -121,9 +104,6 @@ def _grow(
 def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTree:
     """Returns the splits of CART over bins of the features; ``codes`` are the bins of all values, if known."""
     return ObliqueTree(*splitting.binned_cart(run.batch, edges, run.task, run.recipe.depth, codes), None)
-
-
-# --- The starts ------------------------------------------------------------------------------------------------------
 
 
 def initial_starts(problem: Problem, carts: Carts) -> list[Start]:

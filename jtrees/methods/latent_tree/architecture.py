@@ -8,12 +8,10 @@ from jaxtyping import Array
 from jtrees import io, validation as checks
 
 MAX_DEPTH = 10
-SPLITS = ("linear", "elu", "mlp")
-# (features, nodes, rngs of flax) -> a module from (n, features) to scores (n, nodes). Its only state is parameters.
-MakeSplit = Callable[[int, int, Any], Callable[[Array], Array]]
-Split = Literal["linear", "elu", "mlp"] | MakeSplit
+# A function maps (features, nodes, rngs of flax) to a module from (n, features) to scores (n, nodes). The module's only
+# state is parameters.
+Split = Literal["linear", "elu", "mlp"] | Callable[[int, int, Any], Callable[[Array], Array]]
 WIDEST = 2**15  # largest width of hidden layers: the matrix between two hidden layers then has 2**30 numbers
-PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
 
 
 @io.part
@@ -31,7 +29,7 @@ class Architecture(NamedTuple):
 def check_split(split: Any) -> None:
     """Raises ``ValueError`` if a split is neither a known name nor a function."""
     if not callable(split):
-        checks.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
+        checks.check_choice("split", split, ("linear", "elu", "mlp"), "a function (features, nodes, rngs) -> module")
 
 
 def is_tree(architecture: Architecture) -> bool:
@@ -42,11 +40,9 @@ def is_tree(architecture: Architecture) -> bool:
 def checked_architecture(architecture: Architecture) -> Architecture:
     """Returns the checked architecture, or raises ``ValueError`` if it is invalid."""
     check_split(architecture.split)
-    checks.check_choice("predictor", architecture.predictor, PREDICTORS)
-    checks.check_choice("inputs", architecture.inputs, INPUTS)
+    checks.check_choice("predictor", architecture.predictor, ("linear", "mlp"))
+    checks.check_choice("inputs", architecture.inputs, ("z", "xz"))
     checks.check_number("dropout", architecture.dropout, least=0, below=1)
-    depth, hidden = (
-        checks.check_depth(architecture.depth, MAX_DEPTH),
-        checks.check_count("hidden", architecture.hidden, most=WIDEST),
-    )
+    depth = checks.check_depth(architecture.depth, MAX_DEPTH)
+    hidden = checks.check_count("hidden", architecture.hidden, most=WIDEST)
     return architecture._replace(depth=depth, hidden=hidden, dropout=float(architecture.dropout))

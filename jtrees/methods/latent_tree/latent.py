@@ -81,9 +81,6 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     return training.Method(init, total, harden)
 
 
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
 @io.model
 @pytree.dataclass(repr=False)
 class LatentModel(SoftModel):
@@ -97,9 +94,6 @@ class LatentModel(SoftModel):
         """
         arguments: Any = {"features": self.features, "scaling": self.scaling, "medians": self.medians}
         return prediction.evaluate(LatentNetwork.position, self.network, x, **arguments).T
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 class _Hardened(NamedTuple):
@@ -123,10 +117,9 @@ class LatentReport(TrainingReport):
 
 @pytree.dataclass(kw_only=True)
 class LatentRecipe(NetworkRecipe):
-    """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share.
+    """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share."""
 
-    The base class has linear splits and a linear predictor.
-    """
+    # The base class has linear splits and a linear predictor.
 
     depth: int = option(4, most=MAX_DEPTH)
     penalty: float = option(0.01, above=0)
@@ -190,10 +183,9 @@ class LatentRecipe(NetworkRecipe):
 class LatentTree(LatentRecipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
-    The search trains on mini-batches with AdamW. (The paper's quasi-hyperbolic Adam was not better on two data sets:
-    ``experiments.paper_latent``.) The learning rate is divided by ten when the training loss reaches a plateau. Split
-    biases are initialised to the means of the samples that reach each node. Features are scaled to mean 0 and deviation
-    1, targets to [0, 1].
+    The search trains on mini-batches with AdamW. The learning rate is divided by ten when the training loss reaches a
+    plateau. Split biases are initialised to the means of the samples that reach each node. Features are scaled to mean
+    0 and deviation 1, targets to [0, 1].
 
     The model has the parameters after the last update. If ``validation`` is given, the model has the evaluated
     parameters with the lowest validation loss. The activity of its nodes is computed on the whole training data. The

@@ -21,11 +21,7 @@ _NEAR = 0.1  # factor of the weights of the predictor's last layer, so that it s
 def split_scores(
     split: Callable[[Array], Array], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> Float[Array, "nodes n"]:
-    """Returns the scores of all splits. A sample goes right if and only if the score is above 0.
-
-    Raises:
-      ValueError: if a user-defined module returns a different shape.
-    """
+    """Returns the scores of all splits. A sample goes right if and only if the score is above 0."""
     raw, nodes = split(x), len(bias)
     if raw.shape != (x.shape[0], nodes):
         raise ValueError(f"split must map x of shape {x.shape} to ({x.shape[0]}, {nodes}), got {raw.shape}")
@@ -33,11 +29,7 @@ def split_scores(
 
 
 def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
-    """Returns a module of all split functions: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"``, or user-defined.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
+    """Returns a module of all split functions: ``"linear"``, ``"elu"``, ``"mlp"``, or user-defined."""
     if callable(kind):
         return kind(features, nodes, rngs)
     linear = _linear(dtype, rngs)
@@ -49,11 +41,9 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
 
 
 def _linear(dtype: Any, rngs: nnx.Rngs) -> Callable[..., Any]:
-    """Returns the function that makes linear layers.
-
-    The precision is the highest. At the default precision a TPU would round the factors to bfloat16, and some samples
-    would reach a different leaf.
-    """
+    """Returns the function that makes linear layers."""
+    # The precision is the highest. At the default precision a TPU would round the factors to bfloat16, and some samples
+    # would reach a different leaf.
     return partial(nnx.Linear, dtype=dtype, param_dtype=dtype, precision="highest", rngs=rngs)
 
 
@@ -110,16 +100,9 @@ def network_of(params: Any, x: Array, architecture: Architecture, task: Task) ->
 
 
 def initial(key: Array, x: Array, architecture: Architecture, task: Task, centered: Callable, outputs: Array) -> Any:
-    """Returns random parameters of a network.
-
-    Args:
-      key: random key.
-      x: samples, ``(n, p)``.
-      architecture: architecture of the network.
-      task: what is predicted.
-      centered: returns the biases of the splits for the scores of x without biases, ``(nodes, n)``.
-      outputs: the best constant outputs, ``(*k,)``. The predictor starts near them.
-    """
+    """Returns random parameters of a network for samples x, ``(n, p)``."""
+    # `centered` returns the biases of the splits for the scores of x without biases, (nodes, n). The predictor starts
+    # near `outputs`, the best constant outputs, (*k,).
     network = Network(x.shape[1], architecture, task, dtype=x.dtype, rngs=nnx.Rngs(key))
     network.bias[...] = centered(network.scores(x))
     last = network.layers[-1]

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import io, leaves as kinds, pytree, routing, topology
+from jtrees import io, pytree, routing, topology
 from jtrees.methods.latent_tree.architecture import Architecture, is_tree
 from jtrees.tasks import Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 
 def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, " nodes"]:
@@ -30,21 +30,13 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
 @io.part
 @pytree.dataclass
 class LatentNetwork:
-    """A trained tree and its predictor, on scaled data.
+    """A trained tree and its predictor, on scaled data."""
 
-    Attributes:
-      params: parameters of the network, a dict of arrays.
-      active: activity of all nodes on the training data, ``(2**(depth + 1) - 1,)``; 0 for pruned nodes.
-      architecture: static options of the network.
-      features: number of features, p.
-      task: what is predicted.
-    """
-
-    params: Any
-    active: Array
-    architecture: Architecture = pytree.field(pytree_node=False)
-    features: int = pytree.field(pytree_node=False)
-    task: Task = pytree.field(pytree_node=False)
+    params: Any  # parameters of the network, a dict of arrays
+    active: Array  # activity of all nodes on the training data, (2**(depth + 1) - 1,); 0 for pruned nodes
+    architecture: Architecture = pytree.field(pytree_node=False)  # static options of the network
+    features: int = pytree.field(pytree_node=False)  # number of features, p
+    task: Task = pytree.field(pytree_node=False)  # what is predicted
 
     def _network(self, x: Array) -> Any:
         """Returns the flax module for samples like x."""
@@ -76,18 +68,15 @@ class LatentNetwork:
         return routing.position(routing.rewards(scores), self.active).T
 
     def hard_tree(self, batch: Batch) -> ObliqueTree | None:
-        """Returns the hard tree, or None if the tree alone does not determine the prediction.
-
-        The hard tree has no splits at inactive nodes. Its constant leaves are fitted to the batch.
-        """
+        """Returns the hard tree, or None if the tree alone does not determine the prediction."""
+        # The hard tree has no splits at inactive nodes. Its constant leaves are fitted to the batch.
         if not is_tree(self.architecture):
             return None
         network = self._network(batch.x)
         splits = self.active[: len(network.bias)] > 0
         weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
         bias = jnp.where(splits, network.bias[...], -1)
-        empty = kinds.kind_of("constant", self.task).empty(len(bias) + 1, 0, self.task.shape, batch.x.dtype)
-        return ObliqueTree(weights, bias, empty).refit(*batch)
+        return with_empty_leaves(ObliqueTree(weights, bias, None), "constant", self.task).refit(*batch)
 
     def __str__(self) -> str:
         architecture = self.architecture

@@ -11,17 +11,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Scaling, Table
-from jtrees.methods.nongreedy_tree.greedy import (
-    GreedyState,
-    grown_in_program,
-    initial_state,
-    result_of,
-    split_features,
-    updated,
-    with_better_splits,
-    with_initial_splits,
-)
+from jtrees.methods.nongreedy_tree import greedy
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
 from jtrees.search import (
     Fitted,
@@ -118,6 +108,8 @@ class CO2(Recipe):
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
     rows: int | Literal["auto"] | None = option("auto")
 
+    clips_near = False
+
     def keeps_monotone(self, task: Task) -> bool:
         return True
 
@@ -125,14 +117,9 @@ class CO2(Recipe):
         check_log_loss(task)
         most_rows(self)
 
-    def scaling(self, table: Table) -> Scaling:
-        return Scaling.fit(table)
-
     def level(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of a level, for n samples."""
         return Schedule.of(n, self.epochs, self.batch_size)
-
-    # --- A tree of a boosted sum ---
 
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         return GrowArguments(bin_edges(problem, self.bins), ()) if self.can_grow(problem) else None
@@ -143,7 +130,7 @@ class CO2(Recipe):
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits, and whether they are finite."""
-        state = grown_in_program(run, edges).training
+        state = greedy.grown_in_program(run, edges).training
         return state.params.replace(leaves=None), state.finite
 
     # --- The procedure ---
@@ -182,15 +169,15 @@ async def grow_levels(problem: Problem) -> Trained:
     """Grows a tree level by level; returns its state, a ``GreedyState``, and the losses of all updates."""
     recipe, losses = problem.recipe, []
     steps = recipe.level(problem.shape[0]).steps
-    features = await problem.map(split_features, bin_edges(problem, recipe.bins))
-    state = await problem.map(initial_state)
+    features = await problem.map(greedy.split_features, bin_edges(problem, recipe.bins))
+    state = await problem.map(greedy.initial_state)
     for level in range(recipe.depth):
         if level and not problem.monitor.has_time():
             break
         name = f"{type(recipe).__name__}, level {level}"
-        state = await problem.map(with_initial_splits, state, features)
-        state, level_losses = await problem.train(updated, state, steps, name=name, begins=level * steps)
-        state = await problem.map(with_better_splits, state)
+        state = await problem.map(greedy.with_initial_splits, state, features)
+        state, level_losses = await problem.train(greedy.updated, state, steps, name=name, begins=level * steps)
+        state = await problem.map(greedy.with_better_splits, state)
         losses.append(level_losses)
     return Trained(state, np.concatenate(losses))
 
@@ -200,6 +187,6 @@ def strength_of(trial: Fitted | None) -> np.float32:
     return np.float32(-1 if trial is None else trial.report.best)
 
 
-def _result(run: Run, state: GreedyState, strength: Array) -> Result:
+def _result(run: Run, state: greedy.GreedyState, strength: Array) -> Result:
     trained = state.training
-    return result_of(run, trained.params, trained.step, trained.finite, strength)
+    return greedy.result_of(run, trained.params, trained.step, trained.finite, strength)

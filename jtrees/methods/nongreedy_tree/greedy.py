@@ -20,18 +20,10 @@ import optax
 
 from jtrees import losses, ops, pytree, splitting, topology, training
 from jtrees.leaves.hierarchical import STRENGTHS
-from jtrees.methods.nongreedy_tree.surrogate import (
-    Surrogate,
-    fitted_leaves,
-    flip_slope,
-    into_ball,
-    surrogate_update,
-    with_leaves,
-)
+from jtrees.methods.nongreedy_tree import surrogate
 from jtrees.routing.inference import Scores
 from jtrees.search import Run
 from jtrees.search.cart import ridge_directions
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule, in_parts
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -52,19 +44,12 @@ Splits = tuple[Float[Array, "m p"], Float[Array, " m"]]  # weights and biases
 
 @pytree.dataclass
 class GreedyState:
-    """The state of a greedy tree, which grows level by level.
+    """The state of a greedy tree, which grows level by level."""
 
-    Attributes:
-      training: training state of the level: the tree, its velocity, the order of samples.
-      level: the current level; after the last level, the depth of the tree.
-      node: the node of each sample, numbered from the left of the level.
-      initial: the initial splits of the level: see :func:`_splits_at`.
-    """
-
-    training: TrainState
-    level: Int[Array, ""]
-    node: Int[Array, " n"]
-    initial: Splits
+    training: TrainState  # training state of the level: the tree, its velocity, the order of samples
+    level: Int[Array, ""]  # the current level; after the last level, the depth of the tree
+    node: Int[Array, " n"]  # the node of each sample, numbered from the left of the level
+    initial: Splits  # the initial splits of the level: see _splits_at
 
 
 def standardised(run: Run) -> Run:
@@ -90,14 +75,9 @@ def optimizer(run: Run, schedule: Schedule) -> optax.GradientTransformation:
     return training.lazy_momentum(learning_rate(run, schedule), run.recipe.momentum)
 
 
-# --- Levels ----------------------------------------------------------------------------------------------------------
-
-
 def split_features(run: Run, edges: Array) -> tuple[Float[Array, "p d"], Float[Array, "features bins"]]:
-    """Returns the features of initial splits besides x: unit vectors, whose products with x are these features.
-
-    Also returns the edges of the bins of all ``p + d`` features. The argument has the edges of the bins of x.
-    """
+    """Returns the features of initial splits besides x: unit vectors, whose products with x are these features."""
+    # Also returns the edges of the bins of all `p + d` features. The argument has the edges of the bins of x.
     x, edges = run.batch.x, jnp.asarray(edges)
     if not run.recipe.ridge or x.shape[1] > _WIDEST:
         return jnp.zeros((x.shape[1], 0), x.dtype), edges
@@ -113,7 +93,7 @@ def initial_state(run: Run) -> GreedyState:
     (n, p), dtype, nodes = run.batch.x.shape, run.batch.x.dtype, topology.num_nodes(run.recipe.depth)
     node = jnp.zeros(n, jnp.int32)
     tree = ObliqueTree(jnp.zeros((nodes, p), dtype), jnp.full(nodes, -1, dtype), None)
-    tree = with_leaves(tree, node, run.batch, run.task)
+    tree = surrogate.with_leaves(tree, node, run.batch, run.task)
     momentum = optimizer(run, run.recipe.level(n))
     state = training.loop.init_state(tree, run.batch, key=run.key, optimizer=momentum)
     return GreedyState(state, jnp.zeros((), jnp.int32), node, _splits_at(tree, 0))
@@ -129,7 +109,7 @@ def with_initial_splits(run: Run, state: GreedyState, features: tuple[Array, Arr
     margin = jnp.take_along_axis(values, best.feature[node][:, None], axis=1)[:, 0] - best.threshold[node]
     right = ((best.gain[node] > 0) & (margin > 0)).astype(jnp.int32)
     leaf, sibling = _leaves_below(run, state.level, node, right)
-    tree = with_leaves(state.training.params, leaf, run.batch, run.task)
+    tree = surrogate.with_leaves(state.training.params, leaf, run.batch, run.task)
     leaf_loss = lambda leaf: run.task.loss(tree.leaves.values[leaf], y)
     score = jnp.abs(margin) / jnp.sqrt(1 + jnp.square(best.threshold[node]))
     length = pushing_lengths(score, leaf_loss(sibling) - leaf_loss(leaf), run.weight, node, half)
@@ -145,28 +125,26 @@ def updated(run: Run, state: GreedyState, before: Array, count: Array) -> tuple[
     schedule = run.recipe.level(len(run.batch.x))
     momentum = optimizer(run, schedule)
     surrogate_of = lambda tree, batch: _stump_surrogate(run, state.level, tree, batch)
-    project = partial(into_ball, nu=run.recipe.nu, monotone=run.monotone)
-    update = surrogate_update(surrogate_of, momentum, project, run.task)
+    project = partial(surrogate.into_ball, nu=run.recipe.nu, monotone=run.monotone)
+    update = surrogate.surrogate_update(surrogate_of, momentum, project, run.task)
     batch = run.batch._replace(y=(run.batch.y, state.node))
     step = training.step.one_step(update, batch, momentum, batch_size=schedule.batch_size)
-    trained, history = training.loop.advance_up_to(step, state.training, count, MOST, step=before)
+    trained, history = training.loop.advance_up_to(step, state.training, count, step=before)
     return state.replace(training=trained), history.losses, False
 
 
-def _stump_surrogate(run: Run, level: Array, tree: ObliqueTree, batch: Batch) -> Surrogate:
-    """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one.
-
-    Let z be the score of a sample, and l and m the losses at the leaves on its side and on the other side. The
-    surrogate loss is the larger of l and ``m - 2 |z|``.
-    """
+def _stump_surrogate(run: Run, level: Array, tree: ObliqueTree, batch: Batch) -> surrogate.Surrogate:
+    """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one."""
+    # Let z be the score of a sample, and l and m the losses at the leaves on its side and on the other side. The
+    # surrogate loss is the larger of l and `m - 2 |z|`.
     y, node = batch.y
     nodes = (1 << level) - 1 + node[None]
     scores = Scores(tree.weights, tree.bias, batch.x).at(nodes)
     leaf, sibling = _leaves_below(run, level, node, (scores[0] > 0).astype(jnp.int32))
     reached, flipped = (run.task.loss(tree.leaves.values[side], y) for side in (leaf, sibling))
     flips = flipped - 2 * jnp.abs(scores[0]) > reached
-    slopes = jnp.where(flips, flip_slope(scores), 0)
-    return Surrogate(jnp.where(flips, sibling, leaf), nodes, scores, slopes, reached)
+    slopes = jnp.where(flips, surrogate.flip_slope(scores), 0)
+    return surrogate.Surrogate(jnp.where(flips, sibling, leaf), nodes, scores, slopes, reached)
 
 
 def with_better_splits(run: Run, state: GreedyState) -> GreedyState:
@@ -197,25 +175,18 @@ def grown_in_program(run: Run, edges: Array) -> GreedyState:
     return jax.lax.fori_loop(0, run.recipe.depth, grow_level, initial_state(run))
 
 
-# --- The result ------------------------------------------------------------------------------------------------------
-
-
 class Shrinkage(NamedTuple):
-    """The strengths of the shrinkage of a run.
+    """The strengths of the shrinkage of a run."""
 
-    Attributes:
-      best: the strength with the lowest loss on separate rows; negative without separate rows or without shrinkage.
-      used: the strength that was used.
-    """
-
+    # The strength with the lowest loss on separate rows; negative without separate rows or without shrinkage
     best: Array
-    used: Array
+    used: Array  # the strength that was used
 
 
 def evaluate(run: Run, tree: ObliqueTree) -> Array:
     """Returns the loss on the evaluation rows of the tree with leaves refitted to the training rows."""
     leaf, loss = _evaluation(run, tree)
-    return loss(fitted_leaves(tree, leaf, run.batch, run.task))
+    return loss(surrogate.fitted_leaves(tree, leaf, run.batch, run.task))
 
 
 def _evaluation(run: Run, tree: ObliqueTree) -> tuple[Array, Callable[[Any], Array]]:
@@ -230,15 +201,13 @@ def _evaluation(run: Run, tree: ObliqueTree) -> tuple[Array, Callable[[Any], Arr
 
 
 def result_of(run: Run, tree: ObliqueTree, step: Array, finite: Array, strength: Array) -> Result:
-    """Returns the result: the tree with refitted and shrunk leaves, its score, and the :class:`Shrinkage`.
-
-    If there is a validation set, or if a trial holds out rows, the strength of the shrinkage has the lowest loss on
-    these rows. Otherwise it is ``strength``. If ``strength`` is negative, generalised cross-validation chooses the
-    strength, with a cost of ``1 + sqrt(m)`` for a split of m preconditioned features. The score of a training that was
-    not ``finite`` is NaN.
-    """
+    """Returns the result: the tree with refitted and shrunk leaves, its score, and the :class:`Shrinkage`."""
+    # If there is a validation set, or if a trial holds out rows, the strength of the shrinkage has the lowest loss on
+    # these rows. Otherwise it is `strength`. If `strength` is negative, generalised cross-validation chooses the
+    # strength, with a cost of `1 + sqrt(m)` for a split of m preconditioned features. The score of a training that was
+    # not `finite` is NaN.
     (leaf, loss), dtype = _evaluation(run, tree), run.batch.x.dtype
-    leaves = fitted_leaves(tree, leaf, run.batch, run.task)
+    leaves = surrogate.fitted_leaves(tree, leaf, run.batch, run.task)
     score, used = loss(leaves), jnp.zeros((), dtype)
     if run.recipe.shrink:
         # Greedy trees have many small leaves, whose splits follow noise. Candidates for the cost of a split of m
@@ -258,9 +227,6 @@ def result_of(run: Run, tree: ObliqueTree, step: Array, finite: Array, strength:
     return Result(tree.replace(leaves=leaves), score, step, Shrinkage(strength, used))
 
 
-# --- Nodes and splits of a level -------------------------------------------------------------------------------------
-
-
 def _splits_at(tree: ObliqueTree, level: Array | int) -> Splits:
     """Returns the splits of a level. There are as many as on the last level: others belong to the next levels."""
     first, half = (1 << level) - 1, (len(tree.bias) + 1) // 2
@@ -275,20 +241,17 @@ def _with_splits(tree: ObliqueTree, level: Array, splits: Splits) -> ObliqueTree
 
 
 def _leaves_below(run: Run, level: Array, node: Array, right: Array) -> tuple[Array, Array]:
-    """Returns the leaf below the child that each sample reaches from its node of a level, and below the other child.
-
-    It is the leftmost leaf, which holds the value of the child while the tree ends there.
-    """
+    """Returns the leaf below the child that each sample reaches from its node of a level, and below the other child."""
+    # It is the leftmost leaf, which holds the value of the child while the tree ends there.
     below = lambda child: child << (run.recipe.depth - level - 1)
     return below(2 * node + right), below(2 * node + 1 - right)
 
 
 def pushing_lengths(score: Array, excess: Array, weight: Array, node: Array, nodes: int) -> Float[Array, " nodes"]:
-    """Returns the norms, bias included, at which a fraction of their samples push splits.
+    """Returns the norms, bias included, at which a fraction of their samples push splits; infinite if no sample does.
 
     ``score`` is the absolute score of a sample at norm 1, at the split of its node. ``excess`` is the loss of the
-    sample at the other leaf minus its loss at its own leaf. The norm of a split is infinite if no sample of the split
-    has a positive ``excess``.
+    sample at the other leaf minus its loss at its own leaf.
     """
     weight = jnp.where(excess > 0, weight, 0)
     longest = jnp.where(weight > 0, excess / (2 * score), 0)  # a sample is nearby if its score is below ``excess / 2``

@@ -13,15 +13,8 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import blocking, losses, ops, pytree, topology, training, validation as checks
+from jtrees.methods.nongreedy_tree import greedy
 from jtrees.methods.nongreedy_tree.co2 import CO2, grow_levels, strength_of
-from jtrees.methods.nongreedy_tree.greedy import (
-    GreedyState,
-    evaluate,
-    learning_rate,
-    optimizer,
-    result_of,
-    standardised,
-)
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
@@ -32,7 +25,6 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     with_leaves,
 )
 from jtrees.search import Fitted, Problem, Run, option
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, History, TrainState
@@ -40,9 +32,6 @@ from jtrees.tree import ObliqueTree
 
 _JOINT = 1  # derives the key of the joint stage from the key of the run
 _CONVERGED = 0.01  # training has converged if an epoch lowers the mean surrogate loss by a smaller fraction
-
-
-# --- The method ------------------------------------------------------------------------------------------------------
 
 
 def nongreedy(
@@ -57,22 +46,16 @@ def nongreedy(
 ) -> training.Method:
     """Returns the method of non-greedy trees: minimises a surrogate loss, an upper bound of the loss of a hard tree.
 
-    Parameters are an :class:`ObliqueTree`. The loss is the log loss or the squared error (averaged over the targets, if
-    there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits, bias
-    included, stay in the ball ``|w|^2 <= nu``. In the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for
-    each sample. The surrogate loss is then the loss of stable SGD (eq. 14), relative to the decisions that lead to the
-    assigned leaf.
+    Parameters are an :class:`ObliqueTree`. The loss is the log loss of logits or the squared error (averaged over the
+    targets, if there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits,
+    bias included, stay in the ball ``|w|^2 <= nu``: smaller values widen the margins and leave fewer leaves active. In
+    the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for each sample. The surrogate loss is then the loss
+    of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
 
-    Args:
-      depth: depth of the tree, 1 to 20.
-      nu: squared radius of the ball, above 0. Smaller values widen the margins and leave fewer leaves active.
-      task: what is predicted. In classification, leaves hold logits.
-      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
-      learning_rate: if given, the method takes the steps of ``lazy_momentum(learning_rate, momentum)``, which must be
-        the optimiser. In deep trees, a step moves only the rows on the paths of samples. None: dense gradients.
-      momentum: momentum of the steps, in [0, 1).
-      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
-        features are set to 0.
+    The arguments are those of :class:`jtrees.NonGreedy`, except for two. With a ``learning_rate``, the method takes the
+    steps of ``lazy_momentum(learning_rate, momentum)``, which must be the optimiser. In deep trees, a step moves only
+    the rows on the paths of samples. None: dense gradients. Negative weights of the features ``monotone``, ``(p,)``
+    bool, are set to 0.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -106,20 +89,12 @@ def nongreedy(
     return method._replace(update=surrogate_update(surrogate_of, lazy, project, task))
 
 
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
 class StableState(NamedTuple):
-    """The state of the optimiser in the joint stage.
+    """The state of the optimiser in the joint stage."""
 
-    Attributes:
-      momentum: state of the momentum.
-      leaf: the leaf that each sample is assigned to.
-      surrogate: sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch.
-    """
-
-    momentum: Any
-    leaf: Int[Array, " n"]
+    momentum: Any  # state of the momentum
+    leaf: Int[Array, " n"]  # the leaf that each sample is assigned to
+    # Sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch
     surrogate: Float[Array, "2"]
 
 
@@ -142,7 +117,7 @@ class NonGreedy(CO2):
       nu: see :class:`jtrees.CO2`.
       momentum: see :class:`jtrees.CO2`.
       bins: see :class:`jtrees.CO2`.
-      inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
+      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
       stable: whether to use stable SGD. It freezes the assigned leaf of each sample in its surrogate loss. The leaves
         are assigned again after an epoch that lowers the mean surrogate loss by less than one percent.
       ridge: see :class:`jtrees.CO2`.
@@ -181,10 +156,10 @@ class NonGreedy(CO2):
 # --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
-def _initial(run: Run, grown: GreedyState) -> TrainState:
+def _initial(run: Run, grown: greedy.GreedyState) -> TrainState:
     """Returns the initial state of the joint stage: CO2's tree is the best tree so far."""
     state, leaf = grown.training, grown.node << (run.recipe.depth - grown.level)
-    data, zero = standardised(run).batch, jnp.zeros((), jnp.int32)
+    data, zero = greedy.standardised(run).batch, jnp.zeros((), jnp.int32)
     tree = with_leaves(state.params, leaf, data, run.task)
     at_rest = jax.tree.map(jnp.zeros_like, state.opt_state)
     stable = StableState(at_rest, leaf, jnp.asarray([0, jnp.inf], data.x.dtype))
@@ -196,13 +171,13 @@ def _initial(run: Run, grown: GreedyState) -> TrainState:
 
 def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, bool]:
     """Returns the state after ``count`` updates, their losses, and False."""
-    recipe, data, schedule = run.recipe, standardised(run).batch, run.recipe.joint(len(run.batch.x))
-    steps: Any = {"learning_rate": learning_rate(run, schedule), "momentum": recipe.momentum}
+    recipe, data, schedule = run.recipe, greedy.standardised(run).batch, run.recipe.joint(len(run.batch.x))
+    steps: Any = {"learning_rate": greedy.learning_rate(run, schedule), "momentum": recipe.momentum}
     common: Any = {"task": run.task, "inference": recipe.inference, "monotone": run.monotone}
-    method, momentum = nongreedy(recipe.depth, recipe.nu, **common, **steps), optimizer(run, schedule)
+    method, momentum = nongreedy(recipe.depth, recipe.nu, **common, **steps), greedy.optimizer(run, schedule)
     options: Any = {"batch_size": schedule.batch_size}
     if run.has_validation_set:
-        options |= {"score_every": schedule.steps_per_epoch, "score": partial(evaluate, run)}
+        options |= {"score_every": schedule.steps_per_epoch, "score": partial(greedy.evaluate, run)}
 
     def update(state: TrainState, step: Array) -> tuple[TrainState, History]:
         stable, batch = state.opt_state, data
@@ -214,7 +189,7 @@ def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
         surrogate = stable.surrogate.at[0].add(history.losses)
         return state.replace(opt_state=StableState(state.opt_state, stable.leaf, surrogate)), history
 
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, False
 
 
@@ -235,19 +210,17 @@ def _reassigned(stable: StableState, tree: ObliqueTree, x: Array, step: Array, s
 
 def _result(run: Run, state: TrainState, strength: Array) -> Result:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
-    score = evaluate if run.has_validation_set else _mean_surrogate
+    score = greedy.evaluate if run.has_validation_set else _mean_surrogate
     best = state.evaluated(jnp.where(state.finite, score(run, state.params), jnp.inf)).best
-    result = result_of(run, best.params, best.step, best.finite, strength)
+    result = greedy.result_of(run, best.params, best.step, best.finite, strength)
     return result._replace(finite=state.finite)
 
 
 def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
-    """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches.
-
-    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
-    So the scaling makes the comparison of trees independent of the lengths of their splits.
-    """
-    recipe, data, weight = run.recipe, standardised(run).batch, run.weight
+    """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches."""
+    # Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition
+    # 1). So the scaling makes the comparison of trees independent of the lengths of their splits.
+    recipe, data, weight = run.recipe, greedy.standardised(run).batch, run.weight
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(recipe.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
     tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import optax
 
-from jtrees import leaves as kinds, ops, routing, topology
+from jtrees import ops, routing, topology
 from jtrees.monotone import without_negative
 from jtrees.routing.inference import Scores, augmented_leaf
 from jtrees.tasks import Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 MAX_DEPTH = 20
 # A step is dense if the tree has at most this number of splits for each split that a batch may touch. Measured on two
@@ -27,21 +27,13 @@ INFERENCES = ("fast", "exact")
 
 
 class Surrogate(NamedTuple):
-    """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``.
+    """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``."""
 
-    Attributes:
-      leaf: the leaf of the loss term, ``(n,)``.
-      nodes: splits whose scores enter the surrogate loss, ``(r, n)``.
-      scores: the scores of these splits, ``(r, n)``.
-      slopes: derivatives of the bound by the scores: 0, 2 or -2, ``(r, n)``.
-      reached: loss at the leaf that the sample reaches, ``(n,)``.
-    """
-
-    leaf: Int[Array, " n"]
-    nodes: Int[Array, "r n"]
-    scores: Float[Array, "r n"]
-    slopes: Float[Array, "r n"]
-    reached: Float[Array, " n"]
+    leaf: Int[Array, " n"]  # the leaf of the loss term, (n,)
+    nodes: Int[Array, "r n"]  # splits whose scores enter the surrogate loss, (r, n)
+    scores: Float[Array, "r n"]  # the scores of these splits, (r, n)
+    slopes: Float[Array, "r n"]  # derivatives of the bound by the scores: 0, 2 or -2, (r, n)
+    reached: Float[Array, " n"]  # loss at the leaf that the sample reaches, (n,)
 
 
 def flip_slope(scores: Array) -> Array:
@@ -51,8 +43,7 @@ def flip_slope(scores: Array) -> Array:
 
 def fitted_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> Any:
     """Returns fitted leaves of the tree: means of targets, or smoothed class frequencies."""
-    empty = kinds.kind_of("constant", task).empty(len(tree.bias) + 1, 0, task.shape, batch.x.dtype)
-    return empty.refit(leaf, *batch)
+    return with_empty_leaves(tree, "constant", task).leaves.refit(leaf, *batch)
 
 
 def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> ObliqueTree:
@@ -66,18 +57,11 @@ def split(y: Any) -> tuple[Array, Array | None]:
 
 
 def surrogate_loss(params: ObliqueTree, batch: Batch, inference: str, task: Task) -> Surrogate:
-    """Returns the surrogate loss of each sample.
-
-    It is the maximum of ``loss at l - 2 v_l`` over the leaves l, where ``v_l`` is the violation of the path to l, which
-    is 0 for the leaf that the sample reaches. If samples are assigned to leaves, ``2 v`` of the path to the assigned
-    leaf is added (stable SGD, eq. 14). See :mod:`jtrees.routing.inference`.
-
-    Args:
-      params: the tree.
-      batch: samples with targets, or with targets and assigned leaves.
-      inference: ``"fast"``, over leaves one decision away; or ``"exact"``, over all leaves.
-      task: what is predicted.
-    """
+    """Returns the surrogate loss of each sample."""
+    # It is the maximum of `loss at l - 2 v_l` over the leaves l, where `v_l` is the violation of the path to l, which
+    # is 0 for the leaf that the sample reaches. If samples are assigned to leaves, `2 v` of the path to the assigned
+    # leaf is added (stable SGD, eq. 14). `inference` is `"fast"`, over leaves one decision away, or `"exact"`, over all
+    # leaves. See `inference`.
     (y, assigned), values, (nodes, features) = split(batch.y), params.leaves.values, params.weights.shape
     leaf_loss = lambda leaf: task.loss(values[leaf], y)
     scores = Scores(params.weights, params.bias, batch.x)
@@ -113,10 +97,8 @@ def surrogate_loss(params: ObliqueTree, batch: Batch, inference: str, task: Task
 
 
 def into_ball(tree: ObliqueTree, nu: Any, monotone: Array | None) -> ObliqueTree:
-    """Returns the tree with rows of splits projected to ``|w|^2 + b^2 <= nu``.
-
-    Negative weights of the monotone features become 0 before.
-    """
+    """Returns the tree with rows of splits projected to ``|w|^2 + b^2 <= nu``."""
+    # Negative weights of the monotone features become 0 before.
     weights, bias = without_negative(tree.weights, monotone), tree.bias
     square = jnp.square(weights).sum(1) + jnp.square(bias)
     factor = jnp.sqrt(nu / jnp.where(square > nu, square, nu)).astype(bias.dtype)
@@ -131,8 +113,8 @@ def surrogate_update(
 ) -> Callable[..., Any]:
     """Returns the update of a :class:`jtrees.training.Method` that takes steps on a surrogate loss.
 
-    In a large tree, the update takes a step on the rows that the samples touch, and leaves the other rows unchanged.
-    The gradient in the other rows is 0.
+    In a large tree, the update takes a step on the rows that the samples touch, and leaves the other rows unchanged,
+    where the gradient is 0.
 
     Args:
       surrogate_of: returns the surrogate loss of a tree on a batch, whose ``y`` may be a pair: see :func:`split`.

@@ -69,21 +69,12 @@ def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[i
 
 
 def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
-    """Returns the ensemble in the limit of gamma to 0, with leaves refitted jointly: a forest of summed trees.
-
-    In regression, the leaf values of all trees solve one ridge regression on the indicators of the leaves reached, by
-    conjugate gradients. In classification, they solve one multinomial logistic regression, by L-BFGS. The values are
-    shrunk towards the trained values with the weight of one sample per leaf, so an empty leaf keeps its values. Weights
-    have mean 1. The hard trees do not keep the accuracy that soft decisions gain.
-
-    Args:
-      params: trained parameters.
-      batch: samples to refit the leaves on.
-      task: what is predicted.
-
-    Returns:
-      A forest of trees with constant leaves. In classification, leaves hold logits, with a softmax link.
-    """
+    """Returns the ensemble in the limit of gamma to 0, with leaves refitted jointly: a forest of summed trees."""
+    # In regression, the leaf values of all trees solve one ridge regression on the indicators of the leaves reached, by
+    # conjugate gradients. In classification, they solve one multinomial logistic regression, by L-BFGS, and are logits
+    # with a softmax link. The values are shrunk towards the trained values with the weight of one sample per leaf, so
+    # an empty leaf keeps its values. Weights have mean 1. The hard trees do not keep the accuracy that soft decisions
+    # gain.
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
     share = mean_one(ones_or(weight, x))

@@ -40,7 +40,9 @@ def lazy_step(
       learning_rate: a number, a traced number, or a schedule.
     """
     leaf_shape = params.leaf_values.shape
-    params, room, mean, square = (_with_columns(a) for a in (params, state.room, state.mean, state.square))
+    # Leaves of shape (trees, leaves, k).
+    with_columns = lambda a: a.replace(leaf_values=a.leaf_values.reshape(*leaf_shape[:2], -1))
+    params, room, mean, square = map(with_columns, (params, state.room, state.mean, state.square))
     state = LazyAdamState(state.count, mean, square, room)
     operands_of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
     column_loss = lambda outputs: loss(outputs.reshape(len(x), *leaf_shape[2:]))
@@ -73,11 +75,6 @@ def lazy_step(
     # carry.
     params, state = apply_in_place_if(~fits, update_all, apply_in_place_if(fits, update_rows, (params, state)))
     return *_with_leaves(params, state, leaf_shape), value
-
-
-def _with_columns(params: Any) -> Any:
-    """Returns the parameters with leaves of shape ``(trees, leaves, k)``."""
-    return params.replace(leaf_values=params.leaf_values.reshape(*params.leaf_values.shape[:2], -1))
 
 
 def _with_leaves(params: Any, state: LazyAdamState, shape: tuple[int, ...]) -> tuple[Any, LazyAdamState]:

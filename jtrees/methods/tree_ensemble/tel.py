@@ -23,8 +23,6 @@ from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
-# --- The method ------------------------------------------------------------------------------------------------------
-
 
 def tel(
     depth: int,
@@ -41,22 +39,12 @@ def tel(
 
     ``harden`` returns a ``Forest(combine="sum")`` for gamma 0, with the leaves of all trees refitted jointly (see
     :func:`hardened`). The method assumes features of mean 0 and deviation 1 (the paper uses batch normalisation), and
-    regression targets of order 1.
+    regression targets of order 1. In classification, leaves hold logits.
 
-    Args:
-      depth: depth of the trees, 1 to 16.
-      trees: number of trees.
-      gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1).
-      task: what is predicted, and by which loss. In classification, leaves hold logits.
-      step: ``"smooth"`` for TEL's smooth step, or ``"logistic"`` for a sigmoid of the same width. The logistic step is
-        for comparison, and has no conditional computation.
-      l2: strength of ``sum w^2`` over the split weights.
-      learning_rate: if given, a number or a schedule for lazy Adam. The method updates only rows of splits and leaves
-        that the batch touches, so the cost does not grow with the ensemble. The penalty applies only to weights with a
-        gradient. The optimiser must be ``lazy_adam(learning_rate)``, because the method uses its state. None: dense
-        gradients, for any optimiser.
-      width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
-        default for the depth; all splits are scored if the trees have fewer than 7 levels.
+    The arguments are those of :class:`jtrees.TEL`, except for ``learning_rate``, a number or a schedule for lazy Adam.
+    With it, the method updates only rows of splits and leaves that the batch touches, so the cost does not grow with
+    the ensemble. The penalty applies only to weights with a gradient. The optimiser must be
+    ``lazy_adam(learning_rate)``, because the method uses its state. None: dense gradients, for any optimiser.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -93,23 +81,14 @@ def tel(
     return training.Method(init, total, harden, update=None if learning_rate is None else update)
 
 
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
 @io.part
 @pytree.dataclass
 class SoftEnsemble:
-    """Trained soft trees, on scaled data.
+    """Trained soft trees, on scaled data."""
 
-    Attributes:
-      params: the trees.
-      gamma: width of the uncertain region of a split's score.
-      step: ``"smooth"`` or ``"logistic"``.
-    """
-
-    params: Ensemble
-    gamma: Array
-    step: str = pytree.field(pytree_node=False)
+    params: Ensemble  # the trees
+    gamma: Array  # width of the uncertain region of a split's score
+    step: str = pytree.field(pytree_node=False)  # `"smooth"` or `"logistic"`
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the sum of the trees' outputs."""
@@ -134,9 +113,6 @@ class EnsembleModel(SoftModel):
     samples of a block together decide whether conditional computation is used
     (:func:`jtrees.routing.conditional_ensemble`).
     """
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -169,10 +145,11 @@ class TEL(NetworkRecipe):
       epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
       batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: learning rate of Adam.
-      gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
-        smaller.
-      l2: strength of the L2 penalty on split weights (of scaled data).
-      step: ``"smooth"``, or ``"logistic"`` for sigmoids of the same width, for comparison.
+      gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1). A sample reaches fewer
+        leaves if gamma is smaller.
+      l2: strength of the penalty ``sum w^2`` of split weights (of scaled data).
+      step: ``"smooth"``, or ``"logistic"`` for sigmoids of the same width, for comparison, without conditional
+        computation.
       lazy: whether a step updates only rows touched by its batch, which keeps deep trees cheap (see
         :func:`jtrees.methods.tel`).
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).

@@ -1,4 +1,4 @@
-"""Fewer starts, or constant leaves, where a deadline is too near for the options of a recipe."""
+"""What a near deadline or a wide table changes: fewer starts, constant leaves, or trees of few features."""
 
 import math
 from typing import Any
@@ -7,8 +7,10 @@ import numpy as np
 
 from jtrees import blocking, distributed, topology
 from jtrees.data import Table
+from jtrees.data.scaling import rows_for_slopes
 from jtrees.leaves import narrow
-from jtrees.search import Problem
+from jtrees.leaves.shrunk import fit_narrowing
+from jtrees.search import Problem, Run
 from jtrees.search.precondition import WIDEST
 from jtrees.search.sample import most_rows
 
@@ -23,11 +25,9 @@ _FEWEST_STARTS = 3  # of constant leaves: with two, there would be no halving
 
 
 def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
-    """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
-
-    The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
-    them at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
-    """
+    """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options."""
+    # The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs them
+    # at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
     monitor, (n, p), nodes = problem.monitor, problem.shape, topology.num_nodes(recipe.depth)
     if monitor.left() == np.inf or blocking.platform() != "cpu":
         return recipe
@@ -48,6 +48,22 @@ def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
     if problem.data is not None and not problem.is_optional:
         problem.computed_once(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
     return recipe if starts == recipe.starts else recipe.replace(starts=starts)
+
+
+async def narrowed(problem: Problem) -> tuple[Problem, narrow.Narrowing | None]:
+    """Returns the problem of the training, which has no table, and the map to few features if leaves need one."""
+    training = problem.replace(data=None)
+    if problem.recipe.leaves != "linear" or problem.shape[1] <= narrow.WIDEST:
+        return training, None
+    rows = problem.batch
+    if problem.data is not None:  # the leaves are refitted to the same rows
+        rows, _ = problem.computed_once(rows_for_slopes, rows, problem.data.scaling.x_most)
+    narrowing = (await training.replace(batch=rows).map(_narrowing)).host
+    return training.preconditioned_by(narrowing.matrix), narrowing
+
+
+def _narrowing(run: Run) -> narrow.Narrowing:
+    return fit_narrowing(*run.batch)
 
 
 def seconds_of_shrinkage(table: Table) -> float:
