@@ -114,7 +114,7 @@ def beside(results: studies.Results, task: str) -> str:
     rival = "CatBoost" if "CatBoost" in parts else ""  # it may not be installed
     values = lambda part, name: values_of(results, part, rival or part, name)
     names = [name for name in SETS[task] if all(values(part, name) for part in parts)]
-    if not names:
+    if not (parts and names):
         return ""
     columns = [key for key in METRICS if key == "score" or task == "classification"]
     costs = [key for key in COSTS if all(key in row.value for row in results.rows)]
