@@ -121,7 +121,7 @@ class TreeEstimator(BaseEstimator):
         self._sample, self._importances = self._features_of(x), None
         self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
-            distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
+            distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning)
 
     def _learn_constant(self, x: _Rows, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""

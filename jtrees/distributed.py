@@ -16,7 +16,6 @@ import secrets
 import sys
 import time
 from typing import Any
-import warnings
 
 import jax
 from jax._src import distributed as coordinator
@@ -24,7 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from jtrees import sharding
+from jtrees import sharding, validation
 
 __all__ = ["alone", "check_folder", "initialize", "resumable", "to_host"]
 
@@ -175,10 +174,10 @@ def spans(tree: Any) -> bool:
     return any(map(_is_far, jax.tree.leaves(tree)))
 
 
-def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
-    """Warns, in the first process only. ``stacklevel`` is as in ``warnings.warn``."""
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line that called the library, in the first process only."""
     if is_first():
-        warnings.warn(message, category, stacklevel + 1)
+        validation.warn(message, category)
 
 
 def minimum(number: float) -> float:

@@ -336,4 +336,4 @@ def _warn_of_spaces(classes: np.ndarray) -> None:
     for label in classes.tolist():
         stripped.setdefault(label.strip() if isinstance(label, str) else label, []).append(label)
     if pairs := [labels for labels in stripped.values() if len(labels) > 1]:
-        distributed.warn(f"y has labels that differ only in spaces: {checks.quoted_list(pairs[0])}", stacklevel=3)
+        distributed.warn(f"y has labels that differ only in spaces: {checks.quoted_list(pairs[0])}")

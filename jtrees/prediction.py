@@ -66,7 +66,7 @@ def filled(x: Any, medians: Any, names: Sequence[str] | None = None) -> Any:
     if not any(counts):
         return x
     names = [f"x{j}" for j in range(x.shape[1])] if names is None else names
-    validation.warn_of_gaps(dict(zip(names, counts, strict=True)), stacklevel=5)
+    validation.warn_of_gaps(dict(zip(names, counts, strict=True)))
     return fill_gaps(x, medians)
 
 

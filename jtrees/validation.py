@@ -6,6 +6,8 @@ shapes and dtypes are checked. Functions ``as_`` and ``check_`` with a result re
 
 from collections.abc import Iterable, Mapping, Sequence
 import operator
+import sys
+import types
 from typing import Any
 import warnings
 
@@ -270,11 +272,25 @@ class ColumnsWarning(UserWarning):
     __module__ = "jtrees.tables"  # its public name
 
 
-def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line that called the library."""
+    frames, frame = [], sys._getframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    inside = [level for level, frame in enumerate(frames, 1) if _is_of_library(frame)]
+    warnings.warn(message, category, 1 + max(inside))
+
+
+def _is_of_library(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("jtrees.")
+
+
+def warn_of_gaps(counts: Mapping[str, int]) -> None:
     """Warns of missing values, counted by column, in columns that had none in the training rows."""
     if which := counted(counts):
         message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
-        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
+        warn(message, ColumnsWarning)
 
 
 def counted(counts: Mapping[str, int]) -> str:

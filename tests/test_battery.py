@@ -14,6 +14,7 @@ import pytest
 
 import jtrees
 from jtrees import Batch, Classification
+from jtrees.search import checked_values, options
 from jtrees.selection.grid import with_options
 from tests import sweeps
 from tests.recipes import RECIPES
@@ -145,6 +146,40 @@ def test_the_table_of_recipes_is_complete():
     assert [type(recipe).__name__ for recipe in RECIPES.values()] == list(RECIPES)
 
 
+@pytest.mark.parametrize("make", [jtrees.GET, jtrees.RADDT, jtrees.CO2, jtrees.NonGreedy])
+def test_defaults_of_a_base_are_those_of_the_recipe_alone_or_in_a_sum(make):
+    alone, in_a_sum = make().with_defaults(), make().with_boosting_defaults().with_defaults()
+    assert jtrees.BestOf(make()).with_defaults().base == alone
+    assert jtrees.BestOf(make()).with_boosting_defaults().with_defaults().base == in_a_sum
+    assert alone != in_a_sum
+    base = options.checked(jtrees.Boosted(make())).base
+    jax.tree.map(np.testing.assert_array_equal, base, options.checked(in_a_sum))
+
+
+# The smallest and largest numbers of an option in any recipe, and numbers that every recipe with the option refuses.
+RANGES = {
+    "depth": ((1,), (0, 21)),
+    **dict.fromkeys(("epochs", "batch_size", "trees", "rounds", "starts", "runs", "cycles"), ((1,), (0,))),
+    "bins": ((2,), (1,)),
+    **dict.fromkeys(("momentum", "dropout", "precondition"), ((0, 0.99), (-0.01, 1))),
+    **dict.fromkeys(("l1", "l2", "weight_decay", "balance"), ((0,), (-0.01,))),
+    **dict.fromkeys(("selected", "fraction", "subsample", "columns"), ((0.01, 1), (0, 1.01))),
+    **dict.fromkeys(("learning_rate", "penalty", "nu", "gamma", "clip"), ((0.001,), (0,))),
+    **dict.fromkeys(("first_sharpness", "last_sharpness"), ((0.001,), (0,))),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_options_have_ranges(name):
+    for option in RANGES.keys() & {field.name for field in dataclasses.fields(RECIPES[name])}:
+        accepted, refused = RANGES[option]
+        for value in accepted:
+            checked_values(RECIPES[name], **{option: value})
+        for value in refused:
+            with pytest.raises(ValueError, match=f"^{option} must be "):
+                checked_values(RECIPES[name], **{option: value})
+
+
 def fit(name, x=X, y=Y, *, value=0, key=KEY, **options):
     number, values = NUMBERS[name]
     recipe = with_options(RECIPES[name], {number: values[value]})
@@ -244,6 +279,8 @@ def test_recipes_are_data(name):
     assert repr(recipe).startswith(f"{name}(") and ("depth=" in repr(recipe) or name == "FromMethod")
     with pytest.raises(AttributeError):
         recipe.epochs = 7
+    with pytest.raises(TypeError, match="positional"):
+        type(recipe)(recipe, 3)
 
 
 @pytest.mark.parametrize("name", each())

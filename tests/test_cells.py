@@ -191,5 +191,8 @@ def test_levels_are_exact_in_their_own_precision():
     assert level_of(np.True_) == level_of(True) == "True" and level_of(1) == "1"
     assert level_of(Decimal("1e-10")) == level_of(1e-10) and level_of(Decimal("1e18")) == "1" + 18 * "0"
     assert level_of(" a b\t") == level_of(np.str_("a b")) == "a b"
+    midnight, noon = (datetime.datetime(2024, 5, 1, hour) for hour in (0, 12))
+    dates = midnight, midnight.date(), np.datetime64("2024-05-01"), pd.Timestamp(midnight)
+    assert {*map(level_of, dates)} == {"2024-05-01"} and level_of(noon) == "2024-05-01 12:00:00"
     for missing in (None, np.nan, np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT", "ms")):
         assert level_of(missing) is None

@@ -14,7 +14,8 @@ import pytest
 
 import jtrees
 from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder, read_frame
-from jtrees.tables.frame import requested_kinds
+from jtrees.tables.frame import RawColumn, requested_kinds
+from jtrees.tables.periods import periods, varying_periods
 from tests import recipes
 
 KEY = jax.random.key(0)
@@ -180,6 +181,24 @@ def test_months_and_weekdays_where_they_help():
     _, month, sunday = columns(y + 2 * (days.dt.day_of_week == 6)).T
     assert len(np.unique(sunday)) == 7 and not month.any()
     np.testing.assert_array_equal(sunday == sunday.max(), days.dt.day_of_week == 6)
+
+
+def test_periods_are_those_of_the_calendar():
+    first, last = datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)
+    milliseconds = np.random.default_rng(0).integers(0, (last - first).days * 86_400_000, 2000).tolist()
+    moments = [first + datetime.timedelta(milliseconds=count) for count in milliseconds]
+    moments += [datetime.datetime(year, 2, 28) + datetime.timedelta(days=1) for year in (1900, 2000, 2023, 2024)]
+    days = np.array([(moment - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1) for moment in moments])
+    expected = {
+        "month": [f"{moment:%b}" for moment in moments],
+        "weekday": [f"{moment:%a}" for moment in moments],
+        "hour": [f"{moment.hour} h" for moment in moments],
+        "minute": [f"{moment.minute} min" for moment in moments],
+    }
+    for name, levels in expected.items():
+        assert periods(name, RawColumn("date", np.append(days, np.nan))).values.tolist() == [*levels, None]
+    assert varying_periods(days) == tuple(expected) and varying_periods(np.floor(days)) == ("month", "weekday")
+    assert varying_periods(days[:1]) == varying_periods(days[:0]) == ()
 
 
 def test_columns_that_teach_nothing_are_left_out():

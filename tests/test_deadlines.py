@@ -80,7 +80,11 @@ def test_parts_of_the_time_end_alone_and_with_the_whole(clock):
     other = total.within(0.5)
     total.ended = "interrupted"
     assert not other.has_time() and other.ended == "interrupted"
-    assert Monitor().within(0.5).left() == np.inf
+    endless = Monitor()
+    part = endless.within(0.5)
+    assert part.left() == np.inf and part.has_time()
+    endless.ended = "interrupted"
+    assert not part.has_time() and part.ended == "interrupted"
 
 
 def test_the_end_of_a_fit_may_be_late_by_a_tenth(clock):

@@ -177,6 +177,10 @@ def test_bad_options_are_refused(data):
         fit(*data, cycles=1000)
     with pytest.raises(ValueError, match="widths must give at most"):
         fit(*data, widths=(2**30,))
+    widest = (2**31 - 1) // 4  # of three features and the intercept
+    jtrees.DGT(depth=1, widths=(widest,)).check(Regression(), data[0].shape)
+    with pytest.raises(ValueError, match="widths must give at most"):
+        jtrees.DGT(depth=1, widths=(widest + 1,)).check(Regression(), data[0].shape)
 
 
 @pytest.mark.slow

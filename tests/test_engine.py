@@ -19,6 +19,7 @@ from jtrees import pytree, training
 from jtrees.search import MOST, Engine, Evaluation, Problem, Recipe, Run, engine as search_engine, gather, option
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
+from jtrees.search.stage import train_stage
 from jtrees.tables import checked_table
 from tests import ROOT, compiled, two_devices
 from tests.problems import problem_of, problem_of_table, run
@@ -154,6 +155,35 @@ def test_the_division_into_calls_changes_nothing(engine, monkeypatch, steps):
     np.testing.assert_array_equal(losses[1], np.arange(30))
     [rest] = run(walk(problems_of(1.0, engine=engine)[0], 3, begins=40), engine=engine)
     assert rest.losses.tolist() == [40, 41, 42]
+
+
+def evaluated(run: Run, state: jax.Array, patience: jax.Array):
+    """The loss is minus the state, and early stopping ends the training at the state ``patience``."""
+    return state, -state, state >= patience.astype(jnp.float32)
+
+
+def staged(problem: Problem, patience: int) -> Any:
+    """A training that is evaluated after 3, 7 and 12 updates."""
+
+    async def search():
+        state, options = await problem.map(start), {"patience": patience, "name": "walk"}
+        return await train_stage(problem, move, evaluated, state, [0, 3, 7, 12], **options)
+
+    return run(search(), engine=problem.engine)[0]
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(100, [3, 7, 12]), (7, [3, 7]), (1, [3])])
+def test_a_stage_is_evaluated_after_each_part_until_early_stopping(engine, patience, ends):
+    stage = staged(problems_of(1.0, engine=engine)[0], patience)
+    assert float(stage.state.host) == ends[-1] and stage.evaluations.tolist() == [-end for end in ends]
+    np.testing.assert_array_equal(stage.losses, np.arange(ends[-1]))
+
+
+def test_a_stage_after_a_deadline_has_at_most_one_update():
+    late = engine_of(monitor=Monitor(deadline=time.monotonic() - 1))
+    first, second = (staged(problem, 100) for problem in problems_of(1.0, 1.0, engine=late))
+    assert (first.losses.tolist(), first.evaluations.tolist()) == ([0], [-1])
+    assert (second.losses.tolist(), second.evaluations.tolist()) == ([0], [-1])
 
 
 @pytest.mark.parametrize("concurrent", [1, 4, None])
@@ -325,9 +355,11 @@ def test_survivors_of_a_stack_continue_in_the_programs_of_the_whole_stack(engine
         assert result == 5 * (k + 1) if k in survivors else isinstance(result, FloatingPointError)
 
 
-@pytest.mark.parametrize(("steps", "smaller"), [(10, False), (2000, True)])
-def test_few_survivors_of_many_updates_train_in_a_smaller_stack(steps, smaller):
-    """Two of eight calls, in stacks of eight: a stack of two trains them if that saves enough updates."""
+@pytest.mark.parametrize(
+    ("steps", "survivors", "smaller"), [(10, (1, 5), set()), (2000, (1, 5), {2}), (2000, (5,), set())]
+)
+def test_few_survivors_of_many_updates_train_in_a_smaller_stack(steps, survivors, smaller):
+    """Of eight calls in stacks of eight: a stack of two trains two if that saves enough updates; one has no stack."""
 
     async def procedure(problem, steps):
         state = (await problem.train(watched_move, await problem.map(start), 4, name="walk")).state
@@ -336,13 +368,14 @@ def test_few_survivors_of_many_updates_train_in_a_smaller_stack(steps, smaller):
         return float((await problem.map(total, state)).host)
 
     engine = engine_of(stacked=True, size=8)
-    problems = problems_of(*map(float, range(1, 9)), engine=engine, batch=batch_of(11 + steps))  # kept programs differ
+    rows = batch_of(11 + steps + len(survivors))  # kept programs differ
+    problems = problems_of(*map(float, range(1, 9)), engine=engine, batch=rows)
     run(*(procedure(problem, 0) for problem in problems), engine=engine)
     stacked_sizes.clear()
-    counts = [steps if k in (1, 5) else 0 for k in range(8)]
+    counts = [steps if k in survivors else 0 for k in range(8)]
     results = run(*map(procedure, problems, counts), engine=engine)
     assert results == [(k + 1) * (5 + count) for k, count in enumerate(counts)]
-    assert (2 in stacked_sizes) == smaller and {*stacked_sizes} <= {2, 8}
+    assert {*stacked_sizes} - {8} == smaller
 
 
 @pytest.mark.parametrize("order", [[1, 0], [0, 0, 1], [3, 2, 1, 0], [2]], ids=str)
@@ -501,6 +534,8 @@ def test_rows_of_other_problems_are_rows_of_their_tables(table_problem):
     bag_problem = smaller.bootstrap(np.append(np.flatnonzero(smaller.weighed)[bag], -1))
     assert table_rows(bag_problem) == [table_rows(smaller)[row] for row in bag]
     assert bag_problem.data.table.x[:, 0].astype(int).tolist() == table_rows(bag_problem)
+    weights = table_problem.data.table.weight[table_rows(bag_problem)]
+    np.testing.assert_allclose(bag_problem.data.table.weight, weights / weights.mean(), rtol=1e-6)
     # A sample keeps the table: leaves are fitted to the rows that were not sampled, too.
     weight = np.append(table_problem.data.table.weight[[3, 8, 20]], 0).astype(np.float32)
     sample = table_problem.sample(np.array([3, 8, 20, -1]), weight)

@@ -47,6 +47,8 @@ def test_the_derivative_is_that_of_finite_differences(x64):
     for j, change in enumerate(1e-6 * np.eye(6)):
         slope = (values(logits + change) - values(logits - change)) / 2e-6
         np.testing.assert_allclose(jacobian[:, :, j], slope, rtol=0, atol=1e-7)
+        of_rows = jax.jvp(entmax, (logits,), (jnp.broadcast_to(1e6 * change, logits.shape),))[1]
+        np.testing.assert_allclose(of_rows, slope, rtol=0, atol=1e-7)
 
 
 def test_the_step_is_entmax_of_two_classes(x64):

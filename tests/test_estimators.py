@@ -349,6 +349,7 @@ def test_validation_fraction(problems):
     classifier(validation_fraction=0.2, max_seconds=100).fit(X, LABELS)
     training, held_out = problems[0].data.table, problems[0].data.validation
     assert len(held_out.x) == 80 and len(training.x) == 320 and 50 < problems[0].monitor.left() <= 100
+    np.testing.assert_allclose(np.bincount(held_out.y), np.unique(LABELS, return_counts=True)[1] / 5, atol=1)
     together = np.concatenate([held_out.x, training.x])
     np.testing.assert_array_equal(together[np.lexsort(together.T)], X[np.lexsort(X.T)])
     rare = np.where(np.arange(400) == 3, "rare", LABELS)

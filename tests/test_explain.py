@@ -304,6 +304,7 @@ ERRORS = {
     explain.path: [
         ((jtrees.Forest(jax.tree.map(lambda a: a[None], TREE)), rows(1)), {}, "must be a single tree, got Forest"),
         ((TREE, rows(2)), {}, "row must be one row, got 2"),
+        ((TREE, rows(1)[:, :4]), {}, "x must have 5 columns, got 4"),
         ((TREE, rows(1)), {"feature_names": ["a"]}, "feature_names must hold 5 names, one a column, got 1"),
         ((TREE, rows(1)), {"feature_names": "abcda"}, "feature_names must differ from each other, got 'a' twice"),
     ],

@@ -124,7 +124,7 @@ def test_an_empty_leaf_of_a_classifier_has_the_value_of_its_parent(xp, strength)
 SHRINKING = jtrees.GET(depth=4, starts=1, epochs=20), jtrees.CO2(depth=4, epochs=5)
 
 
-@pytest.mark.parametrize("recipe", sweeps.slow(SHRINKING, SHRINKING[:1]), ids=["GET", "CO2"])
+@pytest.mark.parametrize("recipe", sweeps.quick(SHRINKING, SHRINKING[:1]), ids=["GET", "CO2"])
 def test_recipes_shrink_unless_told_not_to(recipe, data, standard_promotion):
     x, y = data
     y = y + 5 * np.random.default_rng(0).normal(size=len(y))

@@ -123,7 +123,8 @@ def test_what_leaves_answer_and_lose(x64):
     for name, (at, outputs, found_losses) in result.items():
         expected, y = answers(kinds[name], x), y_by_kind[name]
         np.testing.assert_allclose(outputs, expected, rtol=1e-11, atol=1e-13, err_msg=name)
-        np.testing.assert_allclose(at, expected[leaf, np.arange(N)], rtol=1e-11, atol=1e-13, err_msg=name)
+        for of_rows in (at, kinds[name].at(leaf, x)):  # compiled, and by NumPy
+            np.testing.assert_allclose(of_rows, expected[leaf, np.arange(N)], rtol=1e-11, atol=1e-13, err_msg=name)
         if name in REGRESSION:
             row_loss = ((expected - y) ** 2).reshape(LEAVES, N, -1).mean(-1)
         else:  # a frequency of 0 is taken for the least normal number

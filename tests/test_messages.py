@@ -1,4 +1,4 @@
-"""Messages quote values in at most 80 characters, and lists in at most five items."""
+"""Messages quote values in at most 80 characters and lists in at most five items; warnings name the user's line."""
 
 import ast
 import itertools
@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 
 import jtrees
+from jtrees.estimators import TreeRegressor
 from jtrees.search import options
-from jtrees.tables import FrameModel
+from jtrees.tables import FrameModel, TableEncoder
 from jtrees.tables.dataset import checked_dataset
 import pallas_kernels
+from tests import tables
 from tests.recipes import DGT, RECIPES
 
 KEY = jax.random.key(0)
@@ -37,7 +39,7 @@ def whole_values(tree):
 
 def whole_lists(tree):
     """Lines of errors and warnings that join a list of any length, unless it is a constant of the module."""
-    warns = lambda node: isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
+    warns = lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Raise) or warns(node)]
     for part in itertools.chain(*map(ast.walk, nodes)):
         joins = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "join"
@@ -88,3 +90,19 @@ def test_long_names_of_columns_and_classes_are_cut():
         with pytest.raises(ValueError) as error:
             call()
         assert len(str(error.value)) < 800, str(error.value)[:300]
+
+
+def test_a_warning_names_the_line_that_called_the_library(fitted):
+    frame = tables.frame().assign(rooms=["many", *range(399)])
+    odd = frame.assign(town="Paris", size=np.where(np.arange(len(frame)) == 3, np.nan, frame["size"]))
+    encoder = TableEncoder.fit(frame, tables.Y)[0]
+    tree, estimator = fitted(DGT).tree, TreeRegressor(DGT).fit(tables.X, tables.Y)
+    for call in (
+        lambda: encoder.transform(odd),
+        lambda: jtrees.fit(DGT, frame, tables.Y, key=KEY, validation=(odd, tables.Y)),
+        lambda: tree.predict(tables.GAPS),
+        lambda: estimator.predict(tables.GAPS),
+    ):
+        with pytest.warns(UserWarning) as warned:
+            call()
+        assert {warning.filename for warning in warned} == {__file__}

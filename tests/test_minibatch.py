@@ -10,7 +10,7 @@ import jtrees
 from jtrees import Classification, Regression, blocking
 from jtrees.data import Scaling
 from jtrees.data.table import without_padding
-from jtrees.search.minibatch import Schedule, advanced, initial
+from jtrees.search.minibatch import Schedule, advanced, has_stopped, initial
 from jtrees.search.monitor import Pace
 from jtrees.search.run import Evaluation, Run
 from jtrees.tables import checked_table
@@ -92,6 +92,18 @@ def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(noise, m
     # Runs side by side end when they would alone.
     best = jtrees.fit(jtrees.BestOf(recipe, runs=4), *train, key=KEY, validation=held_out)
     assert len(set(best.report.updates)) > 1 and best.step + 44 in best.report.updates
+
+
+def test_a_run_stops_after_its_patience_of_evaluations(data):
+    """DGT waits for 1.1 of its cycles, here of 10 evaluations."""
+    rows = jtrees.Batch(*map(jnp.asarray, data))
+    recipe = DGT.replace(epochs=40, cycles=4)
+    run = Run(recipe, Regression(), rows, rows, KEY)
+    state = initial(run)
+    for waited in (10, 11):
+        state = state.replace(waited=jnp.int32(waited))
+        assert bool(has_stopped(run, state)) == (waited == 11)
+        assert not has_stopped(run.replace(recipe=recipe.replace(early_stopping=False)), state)
 
 
 def r_squared(fit, x, y):

@@ -13,6 +13,7 @@ import pytest
 from scipy.optimize import minimize
 
 import jtrees
+from jtrees.data.constraints import NamedColumn, checked_signs
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.monotone import ordered_values
 from tests import sweeps
@@ -203,6 +204,29 @@ def test_estimators(signs):
     assert largest_fall(TreeRegressor(CO2, monotonic_cst=signs, random_state=0).fit(x, y)) <= 0
     model = TreeClassifier(CO2, monotonic_cst=signs, random_state=0).fit(x, np.where(labels, "yes", "no"))
     assert largest_fall(types.SimpleNamespace(predict=model.predict_proba)) <= 0
+
+
+# A number with gaps, a text of three levels, and a number.
+COLUMNS = [
+    NamedColumn("age", 2, True, "number"),
+    NamedColumn("kind", 3, False, "text"),
+    NamedColumn("7", 1, True, "number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("monotone", "columns", "signs"),
+    [
+        ([1, 0, -1], None, (1, 0, -1)),
+        ({2: -1}, None, (0, 0, -1)),
+        ([0, 0, 0], None, None),
+        (None, None, None),
+        ([-1, 0, 1], COLUMNS, (-1, 0, 0, 0, 0, 1)),
+        ({"age": 1, 7: -1}, COLUMNS, (1, 0, 0, 0, 0, -1)),
+    ],
+)
+def test_signs_of_columns_are_those_of_their_first_features(monotone, columns, signs):
+    assert checked_signs(monotone, columns, 3 if columns is None else 6) == signs
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """The drawing of faults of one line."""
 
 import ast
+import csv
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, mutants
 from tests.mutants import faults_in, tests_of as files_of
 
 
@@ -44,7 +45,32 @@ def test_faults_of_the_library_are_python_and_change_the_program():
         assert ast.dump(ast.parse(changed)) != before
 
 
-def test_the_tests_of_a_module_import_or_name_it():
+def test_the_tests_of_a_module_import_or_name_it_or_its_importers():
     assert "tests/test_recipes.py" in files_of("jtrees/search/monitor.py")
     assert files_of("jtrees/isotonic.py")[0] == "tests/test_isotonic.py"
     assert "tests/test_site.py" not in files_of("jtrees/isotonic.py")
+    assert "tests/test_get.py" in files_of("jtrees/methods/annealed/result.py", 5)
+
+
+def test_survivors_are_tried_again(tmp_path, monkeypatch):
+    path, rows = tmp_path / "mutants.csv", [mutants.COLUMNS, ["# a comment"]]
+    line = "if is_over or evaluated.element(2).host:"
+    rows.append(["jtrees/search/stage.py", "1", line, line.replace("or", "and"), "", "3"])
+    rows.append(["jtrees/search/stage.py", "1", "gone", "lost", "too long", "3"])
+    rows.append(["jtrees/search/stage.py", "1", line, line, "tests/test_refined.py::test_a", "3"])
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+    def failure(tests, folder, seconds):
+        assert line.replace("or", "and") in (folder / "jtrees/search/stage.py").read_text()
+        return "tests/test_stage.py::test_b"
+
+    monkeypatch.setattr(mutants, "first_failure", failure)
+    mutants.main(["--out", str(path)])
+    with path.open(newline="") as file:
+        after = list(csv.reader(file))
+    source = (ROOT / "jtrees/search/stage.py").read_text().splitlines()
+    assert source[int(after[2][1]) - 1].strip() == line
+    assert after[2][2:5] == [*rows[2][2:4], "tests/test_stage.py::test_b"]
+    assert after[3][4] == "the line no longer exists"
+    assert [after[0], after[1], after[4]] == [list(rows[0]), rows[1], rows[4]]

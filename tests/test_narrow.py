@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.metrics import r2_score
 
 import jtrees
@@ -95,6 +96,30 @@ def test_columns_that_change_slopes_are_selected():
     grouped = map_of(x, y.astype(np.float32))
     selected = narrow.selected(np.asarray(grouped.matrix))
     assert len(selected) == narrow.WIDEST - 1 and {0, 1, 2} < set(selected.tolist())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_selected_columns_have_the_largest_statistics(x64, seed):
+    _, x, y, weight = draw(160, seed=seed)
+    features, target, counts = standardised(x, y, weight)
+    fitted = ridge.ridge(features, target[:, None], counts, (np.inf, *ridge.STRENGTHS))
+    slopes, error = np.asarray(fitted.slopes)[:, 0], float(fitted.error[0])
+    predicted = features @ slopes
+    residual = counts * (target - predicted)
+    statistic = lambda column, residual: (column @ residual) ** 2 / (column**2 @ residual**2)
+    scores = [
+        counts.sum() * slope**2 / error + statistic(column, residual * predicted) + statistic(column**2 - 1, residual)
+        for column, slope in zip(features.T, slopes, strict=True)
+    ]
+    selected = np.flatnonzero((np.asarray(map_of(x, y, weight).matrix)[:, : narrow.WIDEST - 1] == 1).any(1))
+    np.testing.assert_array_equal(selected, np.sort(np.argsort(scores)[1 - narrow.WIDEST :]))
+
+
+@pytest.mark.parametrize("p", [narrow.WIDEST + 1, 200, 5000])
+def test_the_cost_of_selection_is_the_mean_of_the_largest_squares(p):
+    squares = np.square(stats.norm.ppf((np.arange(10**5) + 0.5) / 10**5))
+    largest = np.sort(squares)[-(10**5 * narrow.WIDEST // p) :]
+    assert narrow.cost_of_selection(p) == pytest.approx(largest.mean(), rel=2e-3)
 
 
 def test_a_direction_along_a_single_feature_selects_this_feature():

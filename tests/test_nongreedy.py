@@ -17,7 +17,7 @@ from jtrees.search.first_step import newton_steps
 from jtrees.tables import checked_table
 from jtrees.tasks import Classification, Regression
 from tests import oracles, recipes, sweeps, tables
-from tests.problems import problem_of_table, run
+from tests.problems import problem_of, problem_of_table, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -232,20 +232,36 @@ def test_first_newton_steps_of_validation_rows_are_those_of_training_rows(loss):
     assert np.ptp(steps.batch.weight[:400] / tables.WEIGHTS) > 0.1 or isinstance(loss, losses.Poisson)
 
 
-@pytest.mark.slow
-def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
+def test_levels_count_the_updates_of_earlier_levels(capsys):
+    jtrees.fit(recipes.CO2, tables.X, tables.Y, key=jax.random.key(0), progress=True)
+    shown = capsys.readouterr().out
+    assert "CO2, level 0: 16 of 16" in shown and "CO2, level 1: 32 of 32" in shown  # 4 epochs of 4 mini-batches
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_newton_steps_of_equal_targets_are_0(outputs):
+    """As they may be in a bootstrap sample."""
+    task = Regression(outputs, losses.Poisson())
+    rows = Batch(jnp.asarray(tables.X, jnp.float32), jnp.full((400, *task.shape), 3.0), jnp.ones(400))
+    problem = problem_of(recipes.CO2, rows, task=task)
+    steps = run(newton_steps(problem), engine=problem.engine)[0]
+    np.testing.assert_array_equal(steps.batch.y, np.zeros((400, *task.shape)))
+    assert steps.task == Regression(outputs)
+
+
+@pytest.mark.parametrize("task", sweeps.quick(["regression", "classification"], ["regression"]))
+def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants(task):
     """Steps too small to move them. Two features are nearly equal, and their difference decides."""
     x, _ = table()
     x = np.column_stack([x[:, 0], x[:, 0] + 0.01 * x[:, 1]])
     fixed = GREEDY.replace(learning_rate=1e-9, depth=1)
     difference = x[:, 0] - x[:, 1]
-    classes = np.digitize(difference, [-0.005, 0.005])
-    for y, task in ((difference, "regression"), (classes, "classification")):
-        ridge_fit, axis_aligned = (fit(fixed.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
-        weights = np.asarray(ridge_fit.model.weights)[0]
-        assert weights[0] == pytest.approx(-weights[1], rel=0.02)
-        assert np.count_nonzero(axis_aligned.model.weights) == 1
-        assert ridge_fit.loss < 0.8 * axis_aligned.loss
+    y = difference if task == "regression" else np.digitize(difference, [-0.005, 0.005])
+    ridge_fit, axis_aligned = (fit(fixed.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
+    weights = np.asarray(ridge_fit.model.weights)[0]
+    assert weights[0] == pytest.approx(-weights[1], rel=0.02)
+    assert np.count_nonzero(axis_aligned.model.weights) == 1
+    assert ridge_fit.loss < 0.8 * axis_aligned.loss
 
 
 @pytest.mark.parametrize("weighted", [False, True])

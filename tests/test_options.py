@@ -173,6 +173,7 @@ def test_the_first_bad_option_of_a_recipe_is_named():
     [
         (Any, {}, "an option must be annotated by values that it can check, got typing.Any"),
         (float | int, {}, "an option must be annotated by values"),
+        (list | None, {}, "an option must be annotated by values"),
         (Literal[1, 2], {}, "an option must be annotated by values"),
         (int, {"below": 3}, "an option of <class 'int'> must have no bound 'below'"),
         (bool, {"least": 0}, "an option of <class 'bool'> must have no bound 'least'"),

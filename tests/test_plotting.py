@@ -233,6 +233,7 @@ def test_other_models_and_wrong_names_are_refused():
     batch = jax.tree.map(lambda a: jnp.stack([a, a]), _tree())
     for model, options, message in (
         (_tree(), {"feature_names": ["age"]}, "feature_names must hold 2 names"),
+        (_tree(), {"x": np.zeros((3, 3))}, "x must have 2 columns, got 3"),
         (_raw()[0], {"feature_names": ["a", "b", "c"]}, "feature_names must be None: the columns of this model"),
         (batch, {}, "model must be a single tree, got a batch of shape"),
     ):

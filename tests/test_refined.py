@@ -1,10 +1,13 @@
 """All trees of a boosted sum trained together."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jtrees
+from jtrees.ensembles.refined import SoftTrees
+from jtrees.leaves import Values
 from tests import oracles, sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam
@@ -46,6 +49,20 @@ def plain_outputs(network, x):
     return np.clip(total, wide(network.lower), wide(network.upper))
 
 
+def test_each_of_several_outputs_is_a_sum_of_expected_outputs():
+    draw = lambda *shape: jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+    values, bound = draw(5, 4, 2), jnp.full(2, 2.0)
+    network = SoftTrees(
+        jtrees.ObliqueTree(draw(5, 3, 3), draw(5, 3), Values(values)), draw(2), jnp.float32(3), -bound, bound
+    )
+    outputs = np.asarray(network.outputs(jnp.asarray(X)))
+    assert (abs(outputs) == 2).any() and (abs(outputs) < 2).any()
+    for k in range(2):
+        trees, initial = network.trees.replace(leaves=Values(values[..., k])), network.initial[k]
+        alone = network.replace(trees=trees, initial=initial, lower=-bound[k], upper=bound[k])
+        np.testing.assert_allclose(outputs[:, k], plain_outputs(alone, X), atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", sweeps.quick(BASES, ["constant"]))
 def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definition(kind):
     boosted = jtrees.fit(BASES[kind], *TRAIN, key=KEY, validation=TEST)
@@ -62,6 +79,8 @@ def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definitio
     expected = joint.model.scaling.inverse(plain_outputs(joint.model.network, scaled))
     np.testing.assert_allclose(joint.predict(X), expected, atol=2e-5)  # float32
     assert joint.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(joint.model.network.params))
+    size = f"trees={report.base.rounds}, depth=2, features=3"
+    assert repr(joint.model) == f"SoftForest({size}, Regression(), parameters={joint.model.num_parameters})"
 
 
 def test_training_keeps_the_slopes_of_boosting_and_decays_the_constants():

@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
+from jtrees import warmstart
 from jtrees.search import cart
 from jtrees.tasks import Classification, Policy, Regression
 from jtrees.training import Batch
@@ -187,6 +189,16 @@ def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     assert np.isnan(without.report.search.ridge_loss) and without.report.search.chosen != -2
     r2 = lambda fit: 1 - np.mean((y[1] - np.asarray(fit.predict(x[1]))) ** 2) / np.var(y[1])
     assert r2(fit) > 0.1 + r2(without)
+
+
+def test_cart_of_linear_leaves_divides_what_a_linear_model_leaves():
+    x, y, weight = table(80, 5)
+    residuals = y - LinearRegression().fit(x, y, sample_weight=weight).predict(x)
+    tree = cart.grown_cart(Batch(x, y, weight), Regression(2), 2, "linear")
+    expected = warmstart.cart_regressor(x, residuals, 2, sample_weight=weight)
+    np.testing.assert_array_equal(tree.weights, expected.weights)
+    np.testing.assert_allclose(tree.bias, expected.bias, rtol=1e-6)
+    assert not np.array_equal(tree.weights, cart.grown_cart(Batch(x, y, weight), Regression(2), 2).weights)
 
 
 @pytest.mark.parametrize("kind", ["one target", "two targets", "actions"])

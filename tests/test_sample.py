@@ -6,7 +6,7 @@ import pytest
 
 import jtrees
 from jtrees.data.held_out import held_out_rows
-from jtrees.search.sample import drawn_rows
+from jtrees.search.sample import drawn_rows, rows_used
 from tests.recipes import RECIPES, STARTS, WEAK
 
 N = 5000
@@ -53,6 +53,11 @@ def test_classes_keep_their_shares_and_rare_ones_all_their_rows():
     rows, weight = sampled(y, task=jtrees.Classification(4))
     np.testing.assert_array_equal(np.bincount(y[rows]), [300, 195, 20, 10])  # of a larger class no fewer
     np.testing.assert_allclose(np.bincount(y[rows], weight), np.bincount(y))
+
+
+@pytest.mark.parametrize(("rows", "n", "used"), [(400, 4000, 400), (400, 300, 300), (None, 4000, 4000)])
+def test_rows_of_a_stage(rows, n, used):
+    assert rows_used(STARTS.replace(rows=rows), n) == used
 
 
 # --- Recipes ---------------------------------------------------------------------------------------------------------

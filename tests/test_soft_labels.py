@@ -13,6 +13,7 @@ import jtrees
 from jtrees import Classification, losses, warmstart
 from jtrees.search.sample import drawn_rows
 from jtrees.tasks import fits
+from jtrees.tasks.labels import shares
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -37,6 +38,15 @@ def expectation(function):
 def repeated(*arrays):
     row, label = np.nonzero(SOFT)
     return *(a[row] for a in arrays), label.astype(np.int32), SOFT[row, label]
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "expected"), [(np, None, "float64"), (np, "float32", "float32"), (jnp, None, "float32")]
+)
+def test_labels_as_probabilities(module, dtype, expected):
+    probabilities = shares(module.asarray([2, 0]), K, dtype)
+    assert isinstance(probabilities, module.ndarray) and probabilities.dtype == expected
+    np.testing.assert_array_equal(probabilities, [[0, 0, 1], [1, 0, 0]])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees.data.constraints import checked_groups
+from jtrees.data.constraints import checked_groups, column_finder
 from jtrees.ensembles import sparse
 from tests import sweeps
 
@@ -104,6 +104,14 @@ def test_groups_by_names_that_are_numbers():
     columns = jtrees.tables.TableEncoder.fit(frame)[0].named_columns
     np.testing.assert_array_equal(checked_groups([[0, 1]], columns, 3), [3, 0, 0])
     np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
+
+
+@pytest.mark.parametrize(
+    ("names", "number", "name"),
+    [(["1e3", "Infinity"], 1, "Infinity"), (["2", "0", "1.0"], 1, "1.0"), (["2", "0"], 0, "0"), (["2", "a"], 2.0, "2")],
+)
+def test_a_number_is_a_name_only_if_a_column_has_it(names, number, name):
+    assert column_finder(names, "columns")(number) == name
 
 
 @pytest.mark.slow

@@ -189,6 +189,9 @@ def test_steps_of_boosting_lower_the_loss_and_are_newtons(name):
         gradient, curvature = (np.asarray(a, float) for a in loss.derivatives(outputs, f32(y)))
         total = np.bincount(LEAF, WEIGHT * curvature, 4) + 2
         np.testing.assert_allclose(step, -np.bincount(LEAF, WEIGHT * gradient, 4) / total, rtol=1e-4, atol=1e-6)
+    else:
+        best, count = loss.steps(jnp.asarray(LEAF), outputs, f32(y), 4, f32(WEIGHT), 0.0), np.bincount(LEAF, WEIGHT, 4)
+        np.testing.assert_allclose(step, best * count / (count + 2), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, (loss, _, _) in LOSSES.items() if loss.in_units])
@@ -228,6 +231,10 @@ def test_losses_with_a_link_are_refused():
     wide = lambda outputs, y: jnp.maximum(jnp.abs(outputs - y) - 0.2, 0).reshape(len(y), -1).mean(1)
     for columns in ((), (3,)):
         check_without_link(wide, columns)
+    for step in (-0.5, -0.1, 0.1, 0.5):
+        elsewhere = lambda outputs, y, step=step: -1.0 * (jnp.abs(outputs - y - step) < 1e-3)
+        with pytest.raises(ValueError, match=f"it is 0 there and -1 at the output {step:.2g}:"):
+            check_without_link(elsewhere)
     with pytest.raises(ValueError, match="a loss with a link needs targets that range from exactly 0 to 1"):
         jtrees.fit(recipes.TEL, tables.X, 1 + tables.COUNTS, key=KEY, task=Regression(loss_function=poisson))
 

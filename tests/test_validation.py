@@ -91,6 +91,23 @@ def test_labels_become_int32(y):
 
 
 @pytest.mark.parametrize(
+    ("y", "kind"),
+    [
+        ([1, 2], "i"),
+        ([1.5, 2], "f"),
+        (["a", "b"], "U"),
+        ([True, 2], "O"),
+        *((np.array(y, object), kind) for y, kind in (([1, 2], "i"), ([True, False], "b"), ([True, 2], "O"))),
+        (np.array(["a", "b"], object), "O"),
+    ],
+    ids=repr,
+)
+def test_labels_of_one_type_become_an_array_of_that_type(y, kind):
+    labels, unclear = codec.label_array(y)
+    assert (labels.dtype.kind, labels.tolist(), unclear) == (kind, list(y), "")
+
+
+@pytest.mark.parametrize(
     ("y", "classes", "message"),
     [
         *((y, None, "y must have shape (n,) with n at least 1, got shape") for y in ([[0, 1]], 3, [])),

@@ -11,6 +11,7 @@ from sklearn import metrics
 import jtrees
 from jtrees import Classification, Regression, losses
 from jtrees.tables import checked_dataset
+from tests import sweeps
 from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
 
 pytestmark = [
@@ -125,8 +126,7 @@ def test_losses_of_rows_that_a_sum_held_out(name):
     assert result.report.verdict.endswith("on rows left out in training, which also chose the model")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["poisson", "classes"])
+@pytest.mark.parametrize("name", sweeps.quick(["poisson", "classes"], ["classes"]))
 def test_losses_of_out_of_bag_rows(name):
     recipe = jtrees.Bagged(QUICK[0], trees=4, combine="mean")
     result = fit(recipe, name)

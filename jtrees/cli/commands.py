@@ -294,7 +294,7 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
             name: RawColumn("text", table[name].to_numpy(object)).masked(missing).in_kind(reading)
             for name, reading in _readings(schema, list(table), options.decimal).items()
         }
-        warn_of_odd_cells({name: raw.odd for name, raw in numbers.items()}, stacklevel=2)
+        warn_of_odd_cells({name: raw.odd for name, raw in numbers.items()})
         table = table.assign(**{name: raw.values for name, raw in numbers.items()})
     described = {} if schema is None or not schema.named else schema.columns
     names = list(getattr(model, "feature_names_in_", described))

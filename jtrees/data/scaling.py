@@ -397,7 +397,7 @@ def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
         message = (
             f"x varies too little in {which}, by less than {_TINY:g}, and is treated as constant there: multiply it"
         )
-        distributed.warn(message, stacklevel=3)
+        distributed.warn(message)
 
 
 def check_slopes(scaling: Scaling, deviations: float) -> None:

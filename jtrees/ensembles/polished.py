@@ -132,10 +132,6 @@ class Polished(Wrapper):
         recipe = options.checked(
             GET(
                 depth=tree.depth - level,
-                starts=2,
-                ridge=False,
-                precondition=0.0,
-                halving=False,
                 epochs=self.epochs,
                 alpha_ranges=self.alpha_ranges,
                 learning_rate=self.learning_rate,

@@ -195,7 +195,7 @@ class Linear:
         leaf: int,
         names: Sequence[str],
         digits: int,
-        y_zero: Any = 0,
+        y_zero: Any,
         *,
         max_terms: int | None = None,
         deviations: np.ndarray | None = None,

@@ -170,7 +170,7 @@ class Values:
         leaf: int,
         names: Sequence[str],
         digits: int,
-        y_zero: Any = 0,
+        y_zero: Any,
         *,
         max_terms: int | None = None,
         class_names: Sequence[str] | None = None,

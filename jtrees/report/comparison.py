@@ -128,7 +128,7 @@ class Comparison:
     def warn_if_behind(self, name: str, advice: str) -> None:
         """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``advice``: what may do better."""
         if self.better:
-            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=3)
+            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning)
 
 
 def compared(

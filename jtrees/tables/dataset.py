@@ -135,7 +135,7 @@ def checked_dataset(
             raw, sample_weight, numbers = raw[weight > 0], weight[weight > 0], np.flatnonzero(weight > 0)
         schema, x = inferred(raw, columns=columns, missing=missing)
         if isinstance(columns, Schema):
-            schema.warn_of_news(x, stacklevel=5)
+            schema.warn_of_news(x)
         if targets(np.zeros((2, len(x.columns))), y) is not y:
             encoder, x = TableEncoder.of_rows(schema, x, task, None, None)
     if not isinstance(x, Frame):

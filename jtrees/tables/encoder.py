@@ -106,7 +106,7 @@ class TableEncoder:
           ValueError: in the cases of :meth:`Schema.read`.
         """
         frame = self.schema.read(x)
-        self.schema.warn_of_news(frame, stacklevel=3)
+        self.schema.warn_of_news(frame)
         return self.encode(frame)
 
     def encode(self, frame: Frame) -> np.ndarray:

@@ -8,7 +8,6 @@ makes features.
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
-import warnings
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class Schema:
         columns = {name: column.convert(frame.columns[name], self.missing) for name, column in used.items()}
         return Frame(columns, named=True, schema=self)
 
-    def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
+    def warn_of_news(self, frame: Frame) -> None:
         """Warns of unreadable cells and of missing values where the table of the schema had none, and of new levels.
 
         ``frame`` has rows as :meth:`read` returns them.
@@ -78,11 +77,11 @@ class Schema:
             if column.kind == "text":
                 training = frozenset(column.training_levels)
                 levels[name] = sum(level is not None and level not in training for level in raw.values.tolist())
-        warn_of_odd_cells(odd, stacklevel=stacklevel + 1)
-        checks.warn_of_gaps(gaps, stacklevel=stacklevel + 1)
+        warn_of_odd_cells(odd)
+        checks.warn_of_gaps(gaps)
         if which := checks.counted(levels):
             message = f"x has levels that the training rows did not have: {which}"
-            warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
+            checks.warn(message, ColumnsWarning)
 
     # --- What was decided --------------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class Schema:
     def warn(self) -> None:
         """Warns with :class:`ColumnsWarning` of columns that are dropped or ambiguous, and names the remedy."""
         for message in self.messages():
-            distributed.warn(message, ColumnsWarning, stacklevel=3)
+            distributed.warn(message, ColumnsWarning)
 
     def __hash__(self) -> int:
         return hash((self.named, tuple(self.columns)))
@@ -139,11 +138,11 @@ def rows_of(
     return Frame({f"x{j}": RawColumn("number", column) for j, column in enumerate(values.T)}, named=False)
 
 
-def warn_of_odd_cells(odd: Mapping[str, Sequence[str]], *, stacklevel: int) -> None:
+def warn_of_odd_cells(odd: Mapping[str, Sequence[str]]) -> None:
     """Warns of cells of new rows, by column, that do not have the kind of their column."""
     if texts := [f"{checks.quoted(name)} ({cells_text(cells)})" for name, cells in odd.items() if cells]:
         message = f"x has cells that the model cannot read, and takes as missing: {checks.listed(texts)}"
-        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
+        checks.warn(message, ColumnsWarning)
 
 
 def cells_text(cells: Sequence[str]) -> str:
