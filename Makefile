@@ -5,7 +5,7 @@ ARGS ?=
 # Exact versions, so that a release of another package breaks nothing here. `PIP_CONSTRAINT= make test` takes the newest.
 export PIP_CONSTRAINT ?= constraints.txt
 
-.PHONY: help accelerators compare test test-slow test-wide test-clients constraints lint docs docs-examples docs-site wheel peers bench bench-kernels clean
+.PHONY: help accelerators compare test test-slow test-wide test-clients constraints lint docs docs-examples docs-site wheel peers networks bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -76,6 +76,11 @@ wheel: .venv/ready         ## the wheel: built, installed without extras into a 
 peers: .venv/ready         ## what benchmarks compare with
 	$(BIN)/python -m pip install --quiet "torch==2.13.0" h5py pandas xgboost lightgbm catboost optuna vowpalwabbit
 	$(BIN)/python -m pip install --quiet --no-deps get-oblique
+
+networks: export PIP_CONSTRAINT :=
+networks:                  ## RealMLP and TabM, rivals of the studies, in an environment of their own (a torch for CPUs is enough)
+	$(PYTHON) -m venv build/networks
+	build/networks/bin/python -m pip install --quiet "torch==2.13.0" "pytabkit[models]==1.8.0"
 
 bench: .venv/ready         ## speed: training, prediction, ...; ARGS=--write for the committed tables
 	for name in training prediction isotonic dgt tel nongreedy sweep streaming; do $(BIN)/python -m experiments.bench_$$name $(ARGS) || exit 1; done

@@ -3,8 +3,8 @@
 python -m experiments.estimators --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts regression classification]
 
 The result of a (part, set, seed) is a row of --out. Three quarters of the rows are training rows, stratified by class.
-Scores are R^2 or accuracy in per cent. The depth of CART is tuned. Rivals that are not installed (``make peers``) are
-left out. The first split also has the seconds of a second fit in the same process.
+Scores are R^2 or accuracy in per cent. The depth of CART is tuned. Rivals that are not installed (``make peers``,
+``make networks``) are left out. The first split also has the seconds of a second fit in the same process.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, packages, studies
+from experiments import benchmark, data, networks, packages, studies
 from experiments.paper_get import PAPER
 from experiments.sizes import numbers_of
 import jtrees
@@ -42,7 +42,7 @@ OURS = {
     "regression": ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
     "classification": ("BoostedClassifier()", "TreeClassifier()"),
 }
-OTHERS = ("CART", "random forest", "HistGradientBoosting", *packages.PACKAGES)
+OTHERS = ("CART", "random forest", "HistGradientBoosting", *packages.PACKAGES, *networks.PREFIXES)
 KINDS: dict[str, tuple[Any, ...]] = {
     "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor),
     "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier),
@@ -65,16 +65,15 @@ def models(task: str, seed: int) -> dict[str, Make]:
     make["CART"] = lambda: GridSearchCV(cart(**chance), DEPTHS, cv=5)
     make["random forest"] = lambda: forest(100, n_jobs=-1, **chance)
     make["HistGradientBoosting"] = lambda: bins(**chance)
-    for name, rival in packages.PACKAGES.items():
-        if benchmark.installed(rival.package):
-            make[name] = lambda name=name: packages.default(name, not numbers, seed)
-    return make
+    make |= {name: lambda name=name: packages.default(name, not numbers, seed) for name in packages.PACKAGES}
+    make |= {name: lambda name=name: networks.Network(name, not numbers, seed) for name in networks.PREFIXES}
+    return {name: model for name, model in make.items() if packages.available(name)}
 
 
 def measured(make: Make, repeat: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
     """Returns scores and costs of a model: seconds, milliseconds of a single-row prediction, stored numbers."""
-    start = time.perf_counter()
-    model = make().fit(x, y)
+    model, start = make(), time.perf_counter()
+    model.fit(x, y)
     value: dict[str, Any] = {"seconds": time.perf_counter() - start}
     if repeat:
         start = time.perf_counter()

@@ -16,7 +16,7 @@ import pandas as pd
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, studies
+from experiments import benchmark, networks, studies
 from experiments.studies import Split
 
 TRIALS = 30
@@ -100,6 +100,13 @@ LEVELS = 200  # largest number of levels of a category; HistGradientBoosting tak
 def installed(name: str) -> bool:
     """Returns whether a package can be tuned here."""
     return benchmark.installed(PACKAGES[name].package) and benchmark.installed("optuna")
+
+
+def available(name: str) -> bool:
+    """Returns whether a model can be fitted here; models that are no rivals always can."""
+    if name in networks.PREFIXES:
+        return networks.installed()
+    return name not in PACKAGES or benchmark.installed(PACKAGES[name].package)
 
 
 def default(name: str, classifies: bool, seed: int, x: Any = None) -> Any:

@@ -230,7 +230,7 @@ def report(results: studies.Results, command: str) -> str:
 STUDY = studies.Study(
     *("raw_tables", __doc__, MODELS, SOURCES, 3, measure, report, settings),
     closed=True,
-    packages={name: package.package for name, package in packages.PACKAGES.items()},
+    available=packages.available,
     flags=("tables-dir", "tables", "models"),
 )
 

@@ -125,7 +125,7 @@ class Study:
       together: whether one piece has all seeds; ``measure`` then takes their number from the options.
       once: parts with the first seed only.
       closed: whether other data sets than the default ones are refused.
-      packages: packages that parts need; without them, the pieces of the part are skipped.
+      available: ``(part)``: whether a part can be measured here; otherwise, its pieces are skipped.
       figure: ``(results, file)``: draws a figure.
       arguments: ``(parser)``: adds options of the study.
       flags: names of the options for the folder of the data, the data sets and the parts.
@@ -142,7 +142,7 @@ class Study:
     together: bool = False
     once: tuple[str, ...] = ()
     closed: bool = False
-    packages: dict[str, str] = field(default_factory=dict)
+    available: Callable[[str], bool] = lambda part: True
     figure: Callable[[Results, Path], None] = lambda results, file: None
     arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
     flags: tuple[str, str, str] = ("data-dir", "datasets", "parts")
@@ -259,7 +259,7 @@ def measure(study: Study, options: argparse.Namespace) -> None:
             part, name, seed = key
             progress.update(task, description=f"{part} {name} {seed}")
             selected = part in options.parts and name in options.datasets and seed < options.seeds
-            if selected and all(map(benchmark.installed, filter(None, [study.packages.get(part)]))):
+            if selected and study.available(part):
                 start = time.perf_counter()
                 with benchmark.uninterrupted():
                     value = study.measure(part, name, seed, options)

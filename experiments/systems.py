@@ -1,13 +1,14 @@
 """All systems side by side: recipes with their defaults, or tuned by 20 draws, beside CART, a forest and boosting.
 
-python -m experiments.systems --data-dir DATA --seeds 3 [--datasets churn ...] [--parts GRANDE "GRANDE, tuned" ...]
+python -m experiments.systems --data-dir DATA --seeds 3 [--rows 1000] [--datasets churn ...] [--parts GRANDE ...]
 
-The result of a (part, set, seed) is a row of --out. Training uses three quarters of the rows, at most 1000, and the
-test at most 1000 of the rest. Tuning draws the depth and the learning rate, and a held-out fifth of the training rows
-chooses. Rivals that are not installed (``make peers``) are left out.
+The result of a (part, set, seed) is a row of --out. Training uses three quarters of the rows, at most --rows, and the
+test at most --rows of the rest. Tuning draws the depth and the learning rate, and a held-out fifth of the training rows
+chooses. Rivals that are not installed (``make peers``, ``make networks``) are left out.
 """
 
 import argparse
+from collections.abc import Iterable
 import time
 from typing import Any
 import warnings
@@ -16,20 +17,11 @@ import jax
 import numpy as np
 from sklearn.metrics import f1_score
 
-from experiments import benchmark, data, defaults, estimators, studies
+from experiments import benchmark, data, defaults, estimators, networks, packages, studies
 from experiments.sizes import numbers_of
 import jtrees
 
-SETS = {
-    "regression": (
-        *("airfoil-self-noise", "abalone", "cpu-act", "kin8nm"),
-        *("combined-cycle-power-plant", "elevators", "ailerons", "space-ga"),
-    ),
-    "classification": (
-        *("heart-c", "breast-cancer-wisconsin", "diabetes", "churn"),
-        *("spambase", "vehicle", "segmentation", "satimage"),
-    ),
-}
+SETS = estimators.SETS
 TASKS = {name: task for task, names in SETS.items() for name in names}
 NAMES = ("GET", "RADDT", "DGT", "LatentTree", "TEL", "NODE", "GRANDE", "DTSemNet", "SoftDecisionTree", "NonGreedy")
 RECIPES: dict[str, Any] = {name: defaults.RECIPES[name] for name in NAMES}
@@ -39,12 +31,13 @@ LOGITS = {"linear logits": _LINEAR.replace(patience=None), "linear logits, soft"
 RECIPES |= {"Boosted": jtrees.Boosted(), "Refined": jtrees.Refined()}
 TUNED = {f"{name}, tuned": recipe for name, recipe in RECIPES.items()}
 RECIPES |= LOGITS
-RIVALS = ("CART", "random forest", "XGBoost", "CatBoost")
+RIVALS = ("CART", "random forest", "XGBoost", "CatBoost", *networks.PREFIXES)
 PARTS = (*RECIPES, *TUNED, *RIVALS)
-ROWS = 1000  # upper limit of the training rows, and of the test rows
+ROWS = 1000  # default of the upper limit of the training rows, and of the test rows
 DRAWS = 20
 METRICS = {"score": "score, %", "log_loss": "log loss", "macro_f1": "macro F1, %"}
 DIGITS = {"score": 2, "log_loss": 3, "macro_f1": 2}
+COSTS = {"seconds": "seconds", "processor": "processor seconds", "numbers": "numbers"}
 
 
 def space(recipe: Any) -> dict[str, Any]:
@@ -54,11 +47,11 @@ def space(recipe: Any) -> dict[str, Any]:
     return {"learning_rate": jtrees.LogUniform(rate / 3, 3 * rate), f"{tree}depth": (4, 6)}
 
 
-def predictions(part: str, split: studies.Split, seed: int, task: str) -> tuple[Any, np.ndarray]:
+def predictions(part: str, rival: Any, split: studies.Split, seed: int, task: str) -> tuple[Any, np.ndarray]:
     """Returns a fitted model, and its predictions of the test rows: numbers, or probabilities of the classes."""
     x, x_test, y, _ = split
-    if part in RIVALS:
-        model = estimators.models(task, seed)[part]().fit(x, y)
+    if rival is not None:
+        model = rival.fit(x, y)
         return model, model.predict(x_test) if task == "regression" else model.predict_proba(x_test)
     codes = y if task == "regression" else np.unique(y, return_inverse=True)[1]
     options: Any = {"task": task, "key": jax.random.key(seed)}
@@ -71,21 +64,24 @@ def predictions(part: str, split: studies.Split, seed: int, task: str) -> tuple[
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the recipe as text; None if the part is for classes only."""
+    """Returns the recipe as text, and a limit of the rows that is not the default; None if the part needs classes."""
     if TASKS.get(name) == "regression" and part in LOGITS:
         return None
     recipe = {**RECIPES, **TUNED}.get(part)
-    return {} if recipe is None else {"recipe": studies.recipe_text(recipe)}
+    rows = {} if options.rows == ROWS else {"rows": options.rows}
+    return rows | ({} if recipe is None else {"recipe": studies.recipe_text(recipe)})
 
 
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fits a system, and returns its scores on the test rows, seconds with compilation, and stored numbers."""
-    split, task = data.split_of(name, seed, options.data_dir, limit=ROWS), TASKS[name]
-    start = time.perf_counter()
+    split, task = data.split_of(name, seed, options.data_dir, limit=options.rows), TASKS[name]
+    rival = estimators.models(task, seed)[part]() if part in RIVALS else None
+    start, processor = time.perf_counter(), time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some models are worse than a linear model
-        model, predicted = predictions(part, split, seed, task)
+        model, predicted = predictions(part, rival, split, seed, task)
     value, y = {"seconds": time.perf_counter() - start}, split[3]
+    value["processor"] = time.process_time() - processor + getattr(model, "processor_seconds", 0.0)
     inner = getattr(model, "best_estimator_", model)
     value["numbers"] = numbers_of(inner, split[0])
     if task == "regression":
@@ -118,16 +114,19 @@ def beside(results: studies.Results, task: str) -> str:
     rival = "CatBoost" if "CatBoost" in parts else ""  # it may not be installed
     values = lambda part, name: values_of(results, part, rival or part, name)
     names = [name for name in SETS[task] if all(values(part, name) for part in parts)]
+    if not (parts and names):
+        return ""
     columns = [key for key in METRICS if key == "score" or task == "classification"]
+    costs = [key for key in COSTS if all(key in row.value for row in results.rows)]
     table = []
     for part in parts:
         pairs = [values(part, name) for name in names]
         median = lambda key, pairs=pairs: np.median([np.median([pair[0][key] for pair in seeds]) for seeds in pairs])
         cells = [f"{mean_over_sets(pairs, key):.{DIGITS[key]}f}" for key in columns]
         gap = difference(pairs) if rival not in ("", part) else ""
-        table.append([part, *cells, gap, f"{median('seconds'):.1f}", f"{median('numbers'):,.0f}"])
-    head = [f"{len(names)} sets of {task}", *(METRICS[key] for key in columns)]
-    return benchmark.markdown([*head, "score minus CatBoost's", "seconds", "numbers"], table) if names else ""
+        table.append([part, *cells, gap, *(f"{median(key):,.{int(key != 'numbers')}f}" for key in costs)])
+    head = [f"{len(names)} sets of {task}", *(METRICS[key] for key in columns), "score minus CatBoost's"]
+    return benchmark.markdown([*head, *(COSTS[key] for key in costs)], table)
 
 
 def tuning(results: studies.Results, task: str) -> str:
@@ -147,33 +146,45 @@ def tuning(results: studies.Results, task: str) -> str:
     return benchmark.markdown(head, table) if table else ""
 
 
+def sets_table(results: studies.Results, parts: list[str], sets: Iterable[str], key: str, digits: int) -> str:
+    """Returns a table of a number of every part on the measured sets among some sets; empty if there are none."""
+    names = [name for name in sets if name in results.datasets()]
+    cell = lambda part, name: studies.spread([value[key] for value in results.values(part, name)], digits)
+    table = [[part, *(cell(part, name) for name in names)] for part in parts]
+    return benchmark.markdown(["system", *names], table) if names else ""
+
+
 def report(results: studies.Results, command: str) -> str:
     """Returns the systems beside CatBoost, the tuned systems beside their defaults, and the scores by set."""
+    parts = [part for part in PARTS if results.datasets(part)]
+    rows = results.rows[0].settings.get("rows", ROWS) if results.rows else ROWS
+    command += f" --rows {rows}" * (rows != ROWS)
     about = (
-        f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {ROWS} "
+        f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {rows} "
         "training rows and as many test rows, as means over splits and then over sets. CART's depth is tuned by "
         "cross-validation; the other systems have their defaults. The difference from CatBoost is a mean over the sets "
         "with its standard error. Seconds are medians of single fits on one or two busy cores, with compilation unless "
-        "an earlier fit compiled the same program."
+        "an earlier fit compiled the same program. Processor seconds add up all cores."
     )
     tuned = (
         f"A tuned system is the choice of `jtrees.tune` among {DRAWS} draws of the depth (4 or 6) and the learning "
         "rate, on a held-out fifth of the training rows. NonGreedy's default depth of 8 is not among the draws. The "
         "sets and splits are those that both have."
     )
-    cell = lambda part, name: studies.spread(values, 1) if (values := results.values(part, name, "score")) else "-"
-    rows = [[part, *(cell(part, name) for name in TASKS)] for part in PARTS if results.datasets(part)]
     tables = [beside(results, task) for task in SETS]
     gains = [tuning(results, task) for task in SETS]
     gains = ["## Tuning", tuned, *gains] if any(gains) else []
-    scores = "## By set\n\nMeans and standard deviations over the splits.\n\n" + benchmark.markdown(
-        ["system", *TASKS], rows
-    )
-    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains]), scores]) + "\n"
+    by_set = ["## By set", "Means and standard deviations over the splits: scores, then log loss."]
+    by_set += [sets_table(results, parts, TASKS, "score", 1)]
+    by_set += [sets_table(results, parts, SETS["classification"], "log_loss", 3)]
+    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains, *by_set])]) + "\n"
 
 
-PACKAGES = {"XGBoost": "xgboost", "CatBoost": "catboost"}
-STUDY = studies.Study("systems", __doc__, PARTS, TASKS, 3, measure, report, settings, packages=PACKAGES)
+STUDY = studies.Study(
+    *("systems", __doc__, PARTS, TASKS, 3, measure, report, settings),
+    available=packages.available,
+    arguments=lambda parser: parser.add_argument("--rows", type=int, default=ROWS),
+)
 
 if __name__ == "__main__":
     studies.program(STUDY)

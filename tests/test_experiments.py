@@ -28,6 +28,7 @@ from experiments import (
     estimators,
     log_loss,
     losses as other_losses,
+    networks,
     packages,
     paper_bandit,
     paper_dgt,
@@ -96,7 +97,7 @@ def long_run(tmp_path):
     settings = lambda part, name, options: {"budget": options.budget, "scales": ((1.0, 2.0), (3.0, 4.0))}
     study = studies.Study(
         *("paper_x", None, ("a", "b", "c"), ("one", "three"), 2, measure, report, settings),
-        packages={"c": "no_such_package"},
+        available=lambda part: part != "c",
         arguments=arguments,
     )
     return lambda *words: studies.main(study, ["--out", str(tmp_path / "x.jsonl"), *words]), measured
@@ -112,7 +113,7 @@ def test_pieces_are_measured_once_seed_by_seed_and_missing_pieces_are_added(long
     assert (tmp_path / "x.md").read_text() == f"{COMMAND}b three 0: 5\n"
     run()
     rest = ["a-one-0", "a-three-0", "b-one-0", "a-one-1", "a-three-1", "b-one-1", "b-three-1"]
-    assert measured == ["b-three-0", *rest]  # the package of part c is missing
+    assert measured == ["b-three-0", *rest]  # part c is not available
     rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [f"{row['part']}-{row['dataset']}-{row['seed']}" for row in rows] == measured
     row = rows[measured.index("a-three-1")]
@@ -396,6 +397,27 @@ def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monke
     row = next(line for line in text.splitlines() if line.startswith("| auto | R², % |"))
     cells = *(f"{score:.2f}" for score in scores.values()), "oblique" if is_oblique else "axis-aligned"
     assert row.endswith(f" | {' | '.join(cells)} |")
+
+
+def test_networks_without_their_environment_are_left_out_in_a_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(networks, "PYTHON", tmp_path / "python")
+    assert not networks.installed.__wrapped__()
+    assert capsys.readouterr().err == "RealMLP and TabM are left out: `make networks` installs them\n"
+
+
+@pytest.mark.slow
+def test_networks_of_another_environment_are_fitted_and_kept():  # TabM takes minutes
+    needs.check(networks.installed(), "make networks")
+    x = np.random.default_rng(0).uniform(-1, 1, (200, 2)).astype(np.float32)
+    y = x[:, 0] - 2 * x[:, 1]
+    labels = np.where(y > 0, 7, 3)
+    numbers, classes = (networks.Network("RealMLP", classifies, 0) for classifies in (False, True))
+    numbers.fit(x, y)
+    classes.fit(x, labels)
+    assert numbers.score(x, y) > 0.9 and np.shape(numbers.predict(x)) == (200,)
+    assert classes.score(x, labels) > 0.9 and set(classes.predict(x)) == {3, 7}
+    np.testing.assert_array_equal(classes.classes_[classes.predict_proba(x).argmax(1)], classes.predict(x))
+    assert numbers.num_parameters > 100_000 and classes.processor_seconds > 0
 
 
 @pytest.mark.parametrize("name", packages.PACKAGES)
