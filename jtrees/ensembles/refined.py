@@ -100,9 +100,9 @@ class Refined(Wrapper):
     """Trains all trees of a boosted sum jointly. Boosting fits each tree only to the residuals of the earlier trees.
 
     Splits become soft: sigmoids of their scores times a sharpness, with split weights scaled to length 1. The sharpness
-    rises geometrically from update to update. All splits and the constants of all leaves are trained on mini-batches by
-    AdamW, on the loss of the whole sum, and the learning rate decays to 0 by a cosine schedule. The slopes of linear
-    leaves stay those of boosting.
+    rises geometrically from update to update. AdamW trains all splits and the constants of all leaves on mini-batches,
+    on the loss of the whole sum. The slopes of linear leaves do not change. The learning rate decays to 0 by a cosine
+    schedule.
 
     Boosting, with one sum, chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``.
     The same rows choose the number of updates. Joint training ends if a fifth of the planned evaluations in a row do
