@@ -129,6 +129,12 @@ def test_bases_that_are_refused(base):
         fit(base)
 
 
+def test_a_decay_that_diverges_is_refused():
+    expected = r"weight_decay must be at most 1 / \(learning_rate \* base.rounds\) = 16.7, got 17"
+    with pytest.raises(ValueError, match=expected):
+        fit(options={"weight_decay": 17.0})
+
+
 @pytest.mark.slow
 def test_joint_training_ends_when_a_fifth_of_the_evaluations_lower_no_loss():
     options = {"epochs": 400, "learning_rate": 0.02}  # 2800 updates, 56 evaluations

@@ -77,8 +77,9 @@ class Boosted(Wrapper):
     (Friedman 2001). A linear leaf is a fit to the negative gradients, multiplied by the factor that minimises the loss
     of its rows.
 
-    Boosting takes every loss of regression, and the log loss of classification. The model is a :class:`jtrees.Forest`
-    of summed outputs with the task's link; ``tree`` is None.
+    Boosting takes every loss of regression, and the log loss of classification. It takes neither a user-defined loss of
+    classes nor a :class:`jtrees.Policy`. The model is a :class:`jtrees.Forest` of summed outputs with the task's link;
+    ``tree`` is None.
 
     If ``patience`` is given, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model
     keeps the rounds up to the lowest loss. If there is no ``validation``, boosting holds out rows:

@@ -100,9 +100,9 @@ class Refined(Wrapper):
     """Trains all trees of a boosted sum jointly. Boosting fits each tree only to the residuals of the earlier trees.
 
     Splits become soft: sigmoids of their scores times a sharpness, with split weights scaled to length 1. The sharpness
-    rises geometrically from update to update. AdamW trains all splits and the constants of all leaves on mini-batches,
-    on the loss of the whole sum. The slopes of linear leaves do not change. The learning rate decays to 0 by a cosine
-    schedule.
+    rises geometrically from update to update. Adam trains all splits and the constants of all leaves on mini-batches,
+    on the loss of the whole sum. The constants decay, and the slopes of linear leaves do not change. The learning rate
+    falls to 0 by a cosine schedule.
 
     Boosting, with one sum, chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``.
     The same rows choose the number of updates. Joint training ends if a fifth of the planned evaluations in a row do
@@ -118,8 +118,9 @@ class Refined(Wrapper):
       batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate of Adam, for features of deviation 1/3 and outputs in units of the deviation
         of the boosted sum.
-      weight_decay: strength of AdamW's decay of the constants of leaves, relative to the learning rate, for each round
-        of the base. The more trees share the outputs, the smaller are the constants of each.
+      weight_decay: strength of AdamW's decay of the constants of leaves, relative to the learning rate, for each of the
+        base's ``rounds``: the more trees share the outputs, the smaller are their constants. At most
+        ``1 / (learning_rate * base.rounds)``.
       first_sharpness: sharpness of the first update.
       last_sharpness: sharpness of the last update.
 
@@ -151,6 +152,10 @@ class Refined(Wrapper):
             )
         super().check(task, shape)
         self._schedule(shape[0])
+        largest = 1 / (self.learning_rate * self.base.rounds)  # a larger decay changes the sign of the constants
+        if self.weight_decay > largest:
+            expected = f"at most 1 / (learning_rate * base.rounds) = {largest:.3g}"
+            raise ValueError(f"weight_decay must be {expected}, got {float(self.weight_decay):g}")
 
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size, passes=_PASSES, fewest=_FEWEST)
@@ -167,7 +172,7 @@ class Refined(Wrapper):
             without = scaled.holding_out(boosting.held_out[0], Evaluation.EARLY_STOPPING)
         trees, initial = boosting.evaluated.first(report.rounds)
         last = first = await self._together(without or scaled, trees, initial, self._schedule(problem.shape[0]).steps)
-        is_better = first.losses.min() < report.losses.min()
+        is_better = bool(first.losses.min() < report.losses.min())
         if is_better and boosting.held_out:
             on_all = scaled.holding_out(np.zeros(problem.shape[0], bool))
             last = await self._together(on_all, *fitted.scaled, steps=first.step)

@@ -29,10 +29,15 @@ KINDS = ("constant", "linear")
 
 
 class Kind(NamedTuple):
-    """A class of trainable leaves, with the fields that do not depend on data."""
+    """A class of trainable leaves, with the fields that do not depend on data.
+
+    Attributes:
+      leaf_type: the class.
+      fixed: static fields of the class, by name.
+    """
 
     leaf_type: Any
-    fixed: dict[str, Any]  # static fields of the class, by name
+    fixed: dict[str, Any]
 
     def start(self, *arguments: Any) -> Any:
         """Returns random initial leaves. The arguments are ``(key, num_leaves, x, y, outputs)``."""

@@ -82,9 +82,9 @@ def select_features(
 
 def cost_of_selection(p: int) -> float:
     """Returns how many degrees of freedom a degree of freedom of features costs that are selected by their noise."""
-    # If there is no signal, the squared statistics of p features are chi-square variables of mean 1. The largest of
-    # them belong to the WIDEST selected features. The cost is their mean, for normal variables z: the mean of `z**2`
-    # where `|z|` is above its quantile q is `1 + 2 q density(q) / share`.
+    # There are p >= WIDEST features. Without signal, their squared statistics are chi-square variables of mean 1. The
+    # largest of them belong to the WIDEST selected features. The cost is their mean, for normal variables z: the mean
+    # of `z**2` where `|z|` is above its quantile q is `1 + 2 q density(q) / share`.
     share, normal = WIDEST / p, NormalDist()
     q = normal.inv_cdf(1 - share / 2)
     return 1 + 2 * q * normal.pdf(q) / share

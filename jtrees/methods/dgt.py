@@ -79,8 +79,9 @@ def dgt(
     loss without the penalties. The method assumes features of mean 0 and deviation 1, and regression targets, ``(n,)``
     or ``(n, k)``, in [0, 1]. In classification, leaves hold logits.
 
-    :class:`jtrees.DGT` describes the arguments, except ``monotone``, the features in which predictions must not fall,
-    ``(p,)`` bool, or None. Negative weights of these features count as 0, and initial leaves rise from left to right.
+    :class:`jtrees.DGT` describes the arguments, except two. ``task`` is what is predicted, and by which loss.
+    ``monotone`` are the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
+    features count as 0, and initial leaves rise from left to right.
 
     Raises:
       ValueError: for a depth, a width or a penalty out of range, or an unknown option.

@@ -65,7 +65,7 @@ def dtsemnet(
     In classification, leaf l has class l mod K, and the loss is the loss of the logits of the classes. The gradient is
     exact. For other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through.
     ``harden`` refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order
-    1. :class:`jtrees.DTSemNet` describes the arguments.
+    1. :class:`jtrees.DTSemNet` describes the arguments, except ``task``: what is predicted, and by which loss.
 
     Raises:
       ValueError: for a depth out of range, an unknown kind of leaves or pooling, or linear leaves for another loss.

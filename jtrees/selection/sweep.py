@@ -83,7 +83,7 @@ def sweep(
       folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). Each finished run is written as it
         comes: a JSON file of its numbers, and a file of its fit if :func:`jtrees.save` can save it. The same call,
         or one with other options or seeds, continues and repeats no finished run. The recipe, the loss and functions
-        are compared by their code. Those that cannot be compared need a version:
+        are compared by their code and all that they read. Those that cannot be compared need a version:
         ``losses.CustomLoss(loss, name="pinball 0.1")``, or an attribute ``version`` of another function or class.
       share: ``(k, n)`` makes the k-th of n shares of the runs, k = 0, ..., n - 1, for n hosts with a common folder. The
         result has the runs of this share, and the runs that the folder had when the sweep began. A last call without a

@@ -63,7 +63,7 @@ def tune(
     small trees and large penalties.
 
     Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if none is
-    complete.
+    complete. If halving was interrupted, the choice is among the combinations with the largest number of rows.
 
     Args:
       recipe: the recipe, with the options that are not tuned.

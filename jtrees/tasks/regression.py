@@ -39,11 +39,13 @@ class Regression(Task):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the outputs for one sample: ``()`` or ``(outputs,)``."""
         count = self.loss_function.outputs if self.outputs is None else self.outputs
         return () if count is None else (count,)
 
     @property
     def is_least_squares(self) -> bool:
+        """Whether the loss is the squared error."""
         return isinstance(self.loss_function, SquaredError)
 
     def scaled(self, unit: Any) -> "Regression":
@@ -73,6 +75,7 @@ class Regression(Task):
         return bool(np.ptp(y, axis=0).all())
 
     def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
+        """Returns the loss of each sample, as reported: its squared error if the loss is user-defined."""
         loss = self.loss_function if self.in_units else SquaredError()
         values = loss.of_predictions(predictions, loss.with_output_axis(y)).reshape(len(y), -1)
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.unit_exponent())).mean(1)

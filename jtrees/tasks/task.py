@@ -121,7 +121,7 @@ class Task:
         return y, None
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Returns the stratum of each sample, ``(n,)``: here 0. Samples of rows are drawn by stratum."""
+        """Returns the stratum of each sample, ``(n,)``: the most probable class, or 0 if there are no classes."""
         return np.zeros(len(y), int)
 
 

@@ -115,8 +115,8 @@ class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
     Each start trains under one sharpness after another, on full batches, by AdamW with a linear warm-up, then cosine
-    decay. A stage starts from the best hard tree of the previous stage, with refitted leaves. The best tree has the
-    lowest
+    decay. Features have mean 0 and deviation 1/3. A stage starts from the best hard tree of the previous stage, with
+    refitted leaves. With ``cart=True``, CART is returned if no start beats it. The best tree has the lowest
 
     - mean squared error on the training data, for constant leaves;
     - expected mean squared error on new data (:func:`jtrees.leaves.fit_shrunk`), for linear leaves;

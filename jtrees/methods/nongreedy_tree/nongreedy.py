@@ -52,10 +52,10 @@ def nongreedy(
     the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for each sample. The surrogate loss is then the loss
     of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
 
-    :class:`jtrees.NonGreedy` describes the arguments, except two. If there is a ``learning_rate``, the method takes the
-    steps of ``lazy_momentum(learning_rate, momentum)``, which must be the optimiser. In deep trees, a step moves only
-    the rows on the paths of samples. None: dense gradients. Negative weights of the features ``monotone``, ``(p,)``
-    bool, are set to 0.
+    :class:`jtrees.NonGreedy` describes the arguments, except three. ``task`` is what is predicted. If there is a
+    ``learning_rate``, the method takes the steps of ``lazy_momentum(learning_rate, momentum)``, which must be the
+    optimiser. In deep trees, a step moves only the rows on the paths of samples. None: dense gradients. Negative
+    weights of the features ``monotone``, ``(p,)`` bool, are set to 0.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.

@@ -41,10 +41,11 @@ def tel(
     :func:`hardened`). The method assumes features of mean 0 and deviation 1 (the paper uses batch normalisation), and
     regression targets of order 1. In classification, leaves hold logits.
 
-    :class:`jtrees.TEL` describes the arguments, except ``learning_rate``, a number or a schedule for lazy Adam. With
-    it, the method updates only rows of splits and leaves that the batch touches, so the cost does not grow with the
-    ensemble. The penalty applies only to weights with a gradient. The optimiser must be ``lazy_adam(learning_rate)``,
-    because the method uses its state. None: dense gradients, for any optimiser.
+    :class:`jtrees.TEL` describes the arguments, except two. ``task`` is what is predicted, and by which loss.
+    ``learning_rate`` is a number or a schedule for lazy Adam. With it, the method updates only rows of splits and
+    leaves that the batch touches, so the cost does not grow with the ensemble. The penalty applies only to weights with
+    a gradient. The optimiser must be ``lazy_adam(learning_rate)``, because the method uses its state. None: dense
+    gradients, for any optimiser.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
