@@ -319,7 +319,7 @@ def test_the_page_has_the_figures_of_the_tables(capsys):
     cells = {row.split(" | ")[0][2:]: row.strip(" |").split(" | ") for row in measured.splitlines() if row[:2] == "| "}
     [many] = [row[-1] for name, row in cells.items() if name.startswith("1e+07 rows")]
     for statement in (
-        f"reaches {cells['4 shards, parquet'][2]} (Parquet, row groups of a block) to {cells['4 shards, npy'][2]} ",
+        f"{cells['4 shards, parquet'][2]} for Parquet with row groups of a block, and {cells['4 shards, npy'][2]} for",
         f"10^7 rows needs {many} GB, and over 2.6 10^5 rows {cells['4 shards, npy'][-1]} GB",
     ):
         assert statement in text
