@@ -320,7 +320,7 @@ def test_the_page_has_the_figures_of_the_tables(capsys):
     [many] = [row[-1] for name, row in cells.items() if name.startswith("1e+07 rows")]
     for statement in (
         f"{cells['4 shards, parquet'][2]} for Parquet with row groups of a block, and {cells['4 shards, npy'][2]} for",
-        f"10^7 rows needs {many} GB, and over 2.6 10^5 rows {cells['4 shards, npy'][-1]} GB",
+        f"10^7 rows needs {many} GB, and a pass over 2.6 10^5 rows needs {cells['4 shards, npy'][-1]} GB",
     ):
         assert statement in text
     scaling.main()
