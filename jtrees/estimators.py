@@ -188,7 +188,8 @@ class _Classifier(ClassifierMixin, TreeEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns the most probable label of each sample."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        most_probable = self.predict_proba(X).argmax(1)  # raises before `classes_` if there was no fit
+        return self.classes_[most_probable]
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Returns the accuracy, the weighted share of the rows whose label is predicted."""

@@ -70,7 +70,7 @@ def test_a_student_knows_no_held_out_prediction():
 
     def student(changed):
         teacher = lambda frame: np.where(frame["living area"] == changed, 50.0, frame["living area"].fillna(0))
-        return jtrees.distill(teacher, RECIPE, FRAME, key=KEY, made=0, held_out=0.4).predict(FRAME)
+        return jtrees.distill(teacher, RECIPE, FRAME, key=KEY, synthetic=0, held_out=0.4).predict(FRAME)
 
     first = student(np.inf)
     assert 0 < sum(np.array_equal(student(size), first) for size in FRAME["living area"].dropna()[:8]) < 8
