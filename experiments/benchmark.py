@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 import platform
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -87,16 +88,18 @@ def parse(name: str, doc: str | None, arguments: list[str] | None = None, **opti
             how = {"default": list(default), "type": type(default[0]), "nargs": "+"}
         parser.add_argument(f"--{option.replace('_', '-')}", **how)
     parsed = parser.parse_args(arguments)
-    words = [f"python -m experiments.{name}"]
-    for option in options:
-        flag, value = f"--{option.replace('_', '-')}", getattr(parsed, option)
-        if option.endswith("_dir"):
-            words.append(f"{flag} {option.removesuffix('_dir').upper()}")
-        elif value != parser.get_default(option):
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            words.append(" ".join([flag, *map(str, values)]))
-    parsed.name, parsed.command = name, " ".join(words)
+    words = (option_text(option, getattr(parsed, option), parser.get_default(option)) for option in options)
+    parsed.name, parsed.command = name, " ".join([f"python -m experiments.{name}", *filter(None, words)])
     return parsed
+
+
+def option_text(option: str, value: Any, default: Any) -> str:
+    """Returns an option of a command; empty for its default. A folder ``x_dir`` is shown as ``X``."""
+    flag = f"--{option.replace('_', '-')}"
+    if option.endswith("_dir"):
+        return f"{flag} {option.removesuffix('_dir').upper()}"
+    values = [] if value is True else value if isinstance(value, list) else [value]
+    return "" if value == default else shlex.join([flag, *map(str, values)])
 
 
 def several(choices: Iterable[str], default: Iterable[str] | None = None) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def made_table(name: str) -> tuple[np.ndarray, np.ndarray]:
     ``made-collinear`` has 20 features of variance 1. The product of four hidden factors and a random matrix gives ten
     columns. Each column appears twice, with noise of standard deviation 0.01: features 2 i and 2 i + 1 are nearly
     equal. The target depends on the differences of two such pairs: linearly on one, by a step on the other. Noise is a
-    twentieth of the variance.
-    A linear model explains about 72 % of the variance. The relevant directions have very small variance.
+    twentieth of the variance. A linear model explains about 72 % of the variance. The relevant directions have very
+    small variance.
     """
     rng = np.random.default_rng(0)
     if name == "made-wide":

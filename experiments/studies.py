@@ -225,14 +225,28 @@ def folder_name(study: Study) -> str:
     return study.flags[0].removesuffix("-dir").upper()
 
 
+def command_of(study: Study, options: argparse.Namespace, results: Results) -> str:
+    """Returns the command that makes the report. A file with another name than the study's may have fewer pieces."""
+    defaults, parts = parse(study, []), {row.part for row in results.rows}
+    words = [f"python -m experiments.{study.name} --{study.flags[0]} {folder_name(study)} --seeds {options.seeds}"]
+    if options.out.name != defaults.out.name:
+        pieces = (study.datasets, results.datasets()), (study.parts, parts)
+        for flag, (names, measured) in zip(study.flags[1:], pieces, strict=True):
+            words.append(benchmark.option_text(flag, [name for name in names if name in measured], [*names]))
+        words.append(f"--out {options.out.name}")
+    common = ("data_dir", "datasets", "parts", "seeds", "out", "report_only")
+    others = [name for name in vars(options) if name not in common]
+    words += [benchmark.option_text(name, getattr(options, name), getattr(defaults, name)) for name in others]
+    return " ".join(filter(None, words))
+
+
 def main(study: Study, arguments: list[str] | None = None) -> None:
     """Measures the missing and stale pieces that the options select, and makes the report of all existing rows."""
     options = parse(study, arguments)
     if not options.report_only:
         measure(study, options)
     results = current(study, options, options.out)
-    command = f"python -m experiments.{study.name} --{study.flags[0]} {folder_name(study)} --seeds {options.seeds}"
-    text = page(study, results, command)
+    text = page(study, results, command_of(study, options, results))
     print(text)
     report = options.out.with_suffix(".md")
     report.parent.mkdir(parents=True, exist_ok=True)

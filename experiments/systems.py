@@ -117,7 +117,7 @@ def beside(results: studies.Results, task: str) -> str:
     if not (parts and names):
         return ""
     columns = [key for key in METRICS if key == "score" or task == "classification"]
-    costs = [key for key in COSTS if all(key in row.value for row in results.rows)]
+    costs = [key for key in COSTS if all(key in row.value for row in results.rows)]  # older rows lack processor seconds
     table = []
     for part in parts:
         pairs = [values(part, name) for name in names]
@@ -158,7 +158,6 @@ def report(results: studies.Results, command: str) -> str:
     """Returns the systems beside CatBoost, the tuned systems beside their defaults, and the scores by set."""
     parts = [part for part in PARTS if results.datasets(part)]
     rows = results.rows[0].settings.get("rows", ROWS) if results.rows else ROWS
-    command += f" --rows {rows}" * (rows != ROWS)
     about = (
         f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {rows} "
         "training rows and as many test rows, as means over splits and then over sets. CART's depth is tuned by "
@@ -174,10 +173,10 @@ def report(results: studies.Results, command: str) -> str:
     tables = [beside(results, task) for task in SETS]
     gains = [tuning(results, task) for task in SETS]
     gains = ["## Tuning", tuned, *gains] if any(gains) else []
-    by_set = ["## By set", "Means and standard deviations over the splits: scores, then log loss."]
-    by_set += [sets_table(results, parts, TASKS, "score", 1)]
-    by_set += [sets_table(results, parts, SETS["classification"], "log_loss", 3)]
-    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains, *by_set])]) + "\n"
+    scores = sets_table(results, parts, TASKS, "score", 1)
+    losses = sets_table(results, parts, SETS["classification"], "log_loss", 3)
+    spread = "## By set\n\nMeans and standard deviations over the splits: scores, then log loss."
+    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains, spread, scores, losses])]) + "\n"
 
 
 STUDY = studies.Study(

@@ -48,7 +48,7 @@ class TreeEstimator(BaseEstimator):
 
     def _store(self, parameters: Mapping[str, Any]) -> None:
         """Sets the parameters of ``__init__``, whose names scikit-learn reads from the signature of the estimator."""
-        vars(self).update({name: value for name, value in dict(parameters).items() if name != "self"})
+        vars(self).update({name: value for name, value in parameters.items() if name != "self"})
 
     # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
 

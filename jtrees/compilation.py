@@ -18,8 +18,8 @@ from jtrees import caching
 SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
 # XLA divides the sums of this library among its threads, so rounding errors depend on the number of processors. It does
-# not divide products of matrices. If sums were in order, GET of depth 8 took 1.4 times the time, and compilation 1.1 to
-# 1.4 times. So these options are only for functions that ask for them.
+# not divide products of matrices. Sums in order took GET of depth 8 1.4 times the time, and compilation 1.1 to 1.4
+# times. So these options are only for functions that ask for them.
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
@@ -96,7 +96,7 @@ def jit(
         _OURS.append(functions)
 
         @functools.cache
-        def on_cpu(level: int, in_order: bool) -> Any:  # the only query of XLA's options
+        def on_cpu(level: int, in_order: bool) -> Any:  # XLA is asked for its options only here
             xla_options = _options(level, often) | (_options_of_sums() if in_order else {})
             functions.append(function := jax.jit(fn, compiler_options=xla_options, **options))
             return function

@@ -49,8 +49,7 @@ def largest_terms(
     """Returns the indices of the ``max_terms`` terms of largest variation, in order, and the number of omitted terms.
 
     A weight of zero is not a term. ``max_terms`` None: all terms. ``deviations`` are the deviations of the features,
-    ``(p,)``;
-    None: equal deviations. ``largest_first`` sorts the terms by size.
+    ``(p,)``; None: equal deviations. ``largest_first`` sorts the terms by size.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])

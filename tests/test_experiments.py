@@ -103,14 +103,14 @@ def long_run(tmp_path):
     return lambda *words: studies.main(study, ["--out", str(tmp_path / "x.jsonl"), *words]), measured
 
 
-COMMAND = "python -m experiments.paper_x --data-dir DATA --seeds 1\n"
+COMMAND = "python -m experiments.paper_x --data-dir DATA --seeds 1"
 
 
 def test_pieces_are_measured_once_seed_by_seed_and_missing_pieces_are_added(long_run, tmp_path):
     run, measured = long_run
     run("--parts", "b", "--datasets", "three", "--seeds", "1")
     assert measured == ["b-three-0"]
-    assert (tmp_path / "x.md").read_text() == f"{COMMAND}b three 0: 5\n"
+    assert (tmp_path / "x.md").read_text() == f"{COMMAND} --datasets three --parts b --out x.jsonl\nb three 0: 5\n"
     run()
     rest = ["a-one-0", "a-three-0", "b-one-0", "a-one-1", "a-three-1", "b-one-1", "b-three-1"]
     assert measured == ["b-three-0", *rest]  # part c is not available
@@ -126,7 +126,7 @@ def test_rows_of_other_settings_are_named_and_measured_again(long_run, tmp_path)
     run("--parts", "a", "--datasets", "one")
     run("--parts", "b", "--datasets", "three", "--seeds", "1")
     run("--report-only", "--seeds", "1", "--budget", "2")
-    rows = f"{COMMAND}a one 0: 3\na one 1: 4\nb three 0: 5\n"
+    rows = f"{COMMAND} --parts a b --out x.jsonl --budget 2\na one 0: 3\na one 1: 4\nb three 0: 5\n"
     note = "\nRows of older settings, which the next run measures again: a one (seeds 0, 1); b three (seeds 0).\n"
     assert (tmp_path / "x.md").read_text() == rows + note and len(measured) == 3
     run("--parts", "a", "--datasets", "one", "--seeds", "1", "--budget", "2")

@@ -90,10 +90,10 @@ def nongreedy() -> plt.Figure:
     score = jnp.linspace(-2, 2, 401)
     losses = jnp.asarray([1.0, 0.0])
     shown = ((score[None], losses, score), (2 * SCORES, jnp.asarray([1.0, 0.2, 0.6, 0.0]), X))
-    for ax, (scores, lost, x) in zip(axes, shown, strict=True):
-        bound = (lost[:, None] - 2 * routing.path_violations(scores)).max(0)
+    for ax, (scores, leaf_losses, x) in zip(axes, shown, strict=True):
+        bound = (leaf_losses[:, None] - 2 * routing.path_violations(scores)).max(0)
         ax.plot(x, bound, color="0", label="bound")
-        ax.plot(x, lost[routing.leaf_index(scores)], color="tab:red", ls="--", label="loss of the hard tree")
+        ax.plot(x, leaf_losses[routing.leaf_index(scores)], color="tab:red", ls="--", label="loss of the hard tree")
         ax.legend(fontsize=8)
     axes[0].set_xlabel("score of the split", fontsize=9)
     return figure
