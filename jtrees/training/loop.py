@@ -145,14 +145,27 @@ def train(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> Best:
-    """Runs :func:`start`, :func:`advance` and :func:`best`, whose arguments and errors it has.
+    """Runs :func:`start`, :func:`advance` and :func:`best`.
 
     The function is pure. It can be used with ``jit``, and with ``vmap`` over keys and numeric hyperparameters. Under
-    ``jit`` equal shapes compile once. If ``score_every`` is 0, the last parameters are returned, else those of the
-    lowest score.
+    ``jit`` equal shapes compile once.
 
     If the score is the loss of a hard tree with refitted leaves, as in GET, the gradient of ``score`` is 0 where it
     exists. To differentiate through training, differentiate a soft loss of ``params``, and leave ``score_every`` at 0.
+
+    Args:
+      method: the method to train.
+      data: samples ``(n, p)``, targets ``(n,)`` or ``(n, k)``, and weights.
+      key: key for the initial parameters, the order of samples, and random draws of the method.
+      optimizer: any optax transformation.
+      steps: number of updates.
+      batch_size: as for :func:`advance`.
+      score_every: number of steps between evaluations of the score. The parameters of the lowest score are returned.
+        0: the last parameters are returned.
+      score: as for :func:`advance`.
+
+    Raises:
+      ValueError: as :func:`start` and :func:`advance`.
     """
     state = start(method, data, key=key, optimizer=optimizer)
     options: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
