@@ -373,7 +373,8 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     gaps = scores[0] - scores[1], 100 * (losses[1] - losses[0])
     assert f"| Boosted() | {np.mean(gaps):+.2f} | {np.mean(gaps):+.2f} | {gaps[0]:+.2f} | {gaps[1]:+.2f} | " in text
     assert "Without results: " in text and "CatBoost (9 of 9)" in text and "Boosted() (7 of 9)" in text
-    assert "`python -m experiments.raw_tables --tables-dir TABLES --seeds 1`" in text
+    command = "python -m experiments.raw_tables --tables-dir TABLES --seeds 1 --tables titanic auto"
+    assert f"`{command} --models 'Boosted()' {raw_tables.BINS} --out study.jsonl`" in text
     run("--report-only")
     assert (raw_folder / "study.md").read_text() == text
 
