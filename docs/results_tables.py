@@ -35,26 +35,6 @@ def made_by(name: str) -> str:
     return re.findall(r"`(python -m [^`]+)`", (RESULTS / name).read_text(encoding="utf-8"))[0]
 
 
-def defaults() -> pd.DataFrame:
-    """Returns, for each recipe with its defaults, the mean test scores of both tasks and the longest fit time."""
-    rows = {}
-    for task, table in zip(("test R2", "test accuracy"), tables("defaults.md")[:2], strict=True):
-        split = table.drop(columns="rows x features")
-        real = split[~split.index.str.startswith(("made-", "longest"))]
-        for name in real.columns:
-            what = f"{task}, mean of {len(real)} sets"
-            if name.startswith("CART"):
-                for i, depth in enumerate((4, 8)):
-                    scores = real[name].map(lambda cell, i=i: float(cell.split(" / ")[i]))
-                    rows.setdefault(f"CART, depth {depth}", {})[what] = scores.mean().round(1)
-                continue
-            rows.setdefault(name, {})[what] = numbers(real[[name]])[name].mean().round(1)
-            longest = numbers(split.loc[[i for i in split.index if i.startswith("longest")], [name]])[name].iloc[0]
-            if pd.notna(longest):
-                rows[name]["longest fit, s"] = max(longest, rows[name].get("longest fit, s", 0))
-    return pd.DataFrame(rows).T.fillna("")
-
-
 def kin8nm() -> pd.DataFrame:
     """Returns the table of ``make compare``."""
     return tables("kin8nm/table.md")[0]

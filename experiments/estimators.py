@@ -19,8 +19,11 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, networks, packages, studies
@@ -36,13 +39,14 @@ SETS = {
         *("churn", "spambase", "optdigits", "satimage", "ann-thyroid", "pendigits", "letter", "connect-4"),
     ),
 }
+TASKS: dict[str, Any] = {name: task for task, names in SETS.items() for name in names}
 DEPTHS = {"max_depth": range(1, 16)}
 CALLS = 30  # number of single-row predictions
 OURS = {
     "regression": ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
     "classification": ("BoostedClassifier()", "TreeClassifier()"),
 }
-OTHERS = ("CART", "random forest", "HistGradientBoosting", *packages.PACKAGES, *networks.PREFIXES)
+OTHERS = ("linear", "CART", "random forest", "HistGradientBoosting", *packages.PACKAGES, *networks.PREFIXES)
 KINDS: dict[str, tuple[Any, ...]] = {
     "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor),
     "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier),
@@ -62,6 +66,8 @@ def models(task: str, seed: int) -> dict[str, Make]:
     make: dict[str, Make] = {f"{kind.__name__}()": lambda kind=kind: kind(**chance) for kind in ESTIMATORS[task]}
     if numbers:
         make["Refined()"] = lambda: TreeRegressor(jtrees.Refined(), **chance)
+    linear = LinearRegression() if numbers else LogisticRegression(max_iter=1000)
+    make["linear"] = lambda: make_pipeline(StandardScaler(), linear)
     make["CART"] = lambda: GridSearchCV(cart(**chance), DEPTHS, cv=5)
     make["random forest"] = lambda: forest(100, n_jobs=-1, **chance)
     make["HistGradientBoosting"] = lambda: bins(**chance)

@@ -2,11 +2,12 @@
 
 python -m experiments.options --data-dir DATA [--tables keys sparse ...] [--datasets abalone ...] [--write]
 
-Splits and scores are the same as in experiments.defaults: test R^2 or accuracy in per cent, up to 3000 training rows.
+Splits and scores are the same as in experiments.systems: test R^2 or accuracy in per cent, up to 3000 training rows.
 
 - keys: GET with its default options and eight keys, on the same split.
 - sparse: trees of depth 3 with all terms in a split and with five.
 - epochs: epochs that trees with linear leaves need under each sharpness, by depth; they determine GET's default.
+- ridge: recipes with and without a start from splits of a ridge regression.
 - preconditioning: fixed strengths of the preconditioner beside "auto", with more and less correlated features.
 """
 
@@ -17,7 +18,9 @@ from typing import Any
 
 import jax
 
-from experiments import benchmark, defaults, studies
+from experiments import benchmark, data, studies
+from experiments.estimators import TASKS
+from experiments.relaxations import COLLINEAR, arrays_of
 import jtrees
 from jtrees.data import Scaling
 from jtrees.search.precondition import spectrum
@@ -39,8 +42,10 @@ RECIPES: dict[str, Any] = {
     "TEL": jtrees.TEL(),
     "CO2": jtrees.CO2(ridge=False),
 }
-REAL = [name for name in defaults.TASKS if name not in (*defaults.MADE, "mnist")]
-NUMBERS = [name for name in REAL if defaults.TASKS[name] == "regression"]
+ROWS = 3000  # upper limit of the training rows, and of the test rows
+RIDGE: dict[str, Any] = {"GET": jtrees.GET(), "CO2": jtrees.CO2(), "NonGreedy": jtrees.NonGreedy()}
+REAL = list(TASKS)
+NUMBERS = [name for name in REAL if TASKS[name] == "regression"]
 Splits = Callable[[int], studies.Split]
 
 
@@ -69,7 +74,7 @@ def sparse_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> lis
     """Returns a row for each kind of leaves; linear leaves are for regression."""
     rows = []
     for kind, base in BASES.items():
-        if kind == "constant" or defaults.TASKS[name] == "regression":
+        if kind == "constant" or TASKS[name] == "regression":
             recipes = base, jtrees.Sparse(base, terms=TERMS)
             dense, sparse = (statistics.mean(score(r, split(seed), seed) for seed in range(seeds)) for r in recipes)
             cells = f"{dense:.1f}", f"{sparse:.1f}", f"{sparse - dense:+.1f}"
@@ -94,6 +99,16 @@ def strength_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> l
     return [cells]
 
 
+def ridge_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
+    """Returns the mean scores of each recipe without and with the ridge regression, and their difference."""
+    cells = [name]
+    for recipe in RIDGE.values():
+        recipes = recipe.replace(ridge=False), recipe
+        without, both = (statistics.mean(score(r, split(seed), seed) for seed in range(seeds)) for r in recipes)
+        cells += [f"{without:.1f}", f"{both:.1f}", f"{both - without:+.1f}"]
+    return [cells]
+
+
 # The head of each table, its function of a set, its default sets, and its default number of splits.
 TABLES: dict[str, tuple[list[str], Callable[..., list[list[Any]]], list[str], int]] = {
     "keys": (
@@ -102,9 +117,13 @@ TABLES: dict[str, tuple[list[str], Callable[..., list[list[Any]]], list[str], in
     ),
     "sparse": (["set", "features", "leaves", "all terms", f"{TERMS} terms", "change"], sparse_cells, REAL, 1),
     "epochs": (["set"], epoch_cells, NUMBERS, 3),
+    "ridge": (
+        ["set", *(f"{name}, {column}" for name in RIDGE for column in ("`ridge=False`", "ridge", "gain"))],
+        *(ridge_cells, [*REAL, COLLINEAR], 1),
+    ),
     "preconditioning": (
         ["set", "smallest eigenvalue", *RECIPES],
-        *(strength_cells, ["made-collinear", "abalone", "ailerons", "cpu-act", "kin8nm"], 1),
+        *(strength_cells, [COLLINEAR, "abalone", "ailerons", "cpu-act", "kin8nm"], 1),
     ),
 }
 NOTES = {
@@ -114,6 +133,8 @@ NOTES = {
     "sparse": "Test R² or accuracy in per cent, mean of {seeds} split(s), up to 3000 training rows; depth 3, 4 "
     f"starts of 1000 epochs. Median change from all terms to {TERMS} terms per split: ",
     "epochs": "Test R² in per cent, mean over the splits (--seeds {seeds}), up to 3000 training rows.",
+    "ridge": "Test R² or accuracy in per cent, mean of {seeds} split(s), up to 3000 training rows. The default of all "
+    "three recipes is the ridge regression.",
     "preconditioning": f"Test R² in per cent with `precondition` {' / '.join(map(str, STRENGTHS))}; up to 3000 "
     "training rows. In all columns GET and CO2 have `ridge=False`, and TEL stops early. The second column is the "
     "smallest eigenvalue of the features' correlations: 1 if uncorrelated, 0 if one feature is a linear function of "
@@ -123,7 +144,7 @@ NOTES = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the tables."""
-    sets: dict[str, Any] = {"data_dir": None, "datasets": {"nargs": "+", "choices": list(defaults.TASKS)}}
+    sets: dict[str, Any] = {"data_dir": None, "datasets": {"nargs": "+", "choices": [*TASKS, COLLINEAR]}}
     sets |= {"tables": benchmark.several(TABLES), "seeds": {"type": int}, "depths": DEPTHS}
     options = benchmark.parse("options", __doc__, arguments, **sets)
     for title in options.tables:
@@ -131,14 +152,16 @@ def main(arguments: list[str] | None = None) -> None:
         header = header + [f"depth {d}, {e}" for d in options.depths for e in EPOCHS if title == "epochs"]
         table, seeds = benchmark.Table(*header), options.seeds or default
         for name in options.datasets or names:
-            split = lambda seed, name=name: defaults.rows(name, seed, options.data_dir)
+            split = lambda seed, name=name: data.split(*arrays_of(name, options.data_dir), seed, limit=ROWS)
             for row in cells(name, split, seeds, options.depths):
                 table.add(*row)
             jax.clear_caches()
         notes = NOTES[title].format(seeds=seeds)
-        if title == "epochs":
-            means = (statistics.mean(map(float, column)) for column in list(zip(*table.rows, strict=True))[1:])
-            table.add("**mean**", *(f"{mean:.1f}" for mean in means))
+        if title in ("epochs", "ridge"):
+            columns = list(zip(*table.rows, strict=True))[1:]
+            means = (statistics.mean(map(float, column)) for column in columns)
+            signs = ("+" if column[0][0] in "+-" else "" for column in columns)
+            table.add("**mean**", *(f"{mean:{sign}.1f}" for mean, sign in zip(means, signs, strict=True)))
         if title == "sparse":
             changes = {kind: [float(row[-1]) for row in table.rows if row[2] == kind] for kind in BASES}
             texts = (f"{kind} leaves {statistics.median(c):+.1f} ({len(c)} sets)" for kind, c in changes.items() if c)

@@ -17,21 +17,35 @@ import jax
 import numpy as np
 from sklearn.metrics import f1_score
 
-from experiments import benchmark, data, defaults, estimators, networks, packages, studies
+from experiments import benchmark, data, estimators, networks, packages, studies
 from experiments.sizes import numbers_of
 import jtrees
 
 SETS = estimators.SETS
-TASKS = {name: task for task, names in SETS.items() for name in names}
-NAMES = ("GET", "RADDT", "DGT", "LatentTree", "TEL", "NODE", "GRANDE", "DTSemNet", "SoftDecisionTree", "NonGreedy")
-RECIPES: dict[str, Any] = {name: defaults.RECIPES[name] for name in NAMES}
+TASKS = estimators.TASKS
+RECIPES: dict[str, Any] = {
+    "GET": jtrees.GET(),
+    "GET-Linear": jtrees.GET(leaves="linear"),
+    "RADDT": jtrees.RADDT(),
+    "DGT": jtrees.DGT(),
+    "LatentTree": jtrees.LatentTree(),
+    "TEL": jtrees.TEL(),
+    "NODE": jtrees.NODE(),
+    "GRANDE": jtrees.GRANDE(),
+    "DTSemNet": jtrees.DTSemNet(),
+    "SoftDecisionTree": jtrees.SoftDecisionTree(),
+    "CO2": jtrees.CO2(),
+    "NonGreedy": jtrees.NonGreedy(),
+    "Boosted": jtrees.Boosted(),
+    "Refined": jtrees.Refined(),
+}
 # A tree with linear logits, hard or soft, for classes.
 _LINEAR = jtrees.Boosted(jtrees.GET(leaves="linear"), rounds=1, learning_rate=1.0)
 LOGITS = {"linear logits": _LINEAR.replace(patience=None), "linear logits, soft": jtrees.Refined(_LINEAR)}
-RECIPES |= {"Boosted": jtrees.Boosted(), "Refined": jtrees.Refined()}
 TUNED = {f"{name}, tuned": recipe for name, recipe in RECIPES.items()}
 RECIPES |= LOGITS
-RIVALS = ("CART", "random forest", "XGBoost", "CatBoost", *networks.PREFIXES)
+LINEAR_LEAVES = ("GET-Linear", "GET-Linear, tuned")  # for numbers only
+RIVALS = ("linear", "CART", "random forest", "XGBoost", "CatBoost", *networks.PREFIXES)
 PARTS = (*RECIPES, *TUNED, *RIVALS)
 ROWS = 1000  # default of the upper limit of the training rows, and of the test rows
 DRAWS = 20
@@ -64,8 +78,8 @@ def predictions(part: str, rival: Any, split: studies.Split, seed: int, task: st
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the recipe as text, and a limit of the rows that is not the default; None if the part needs classes."""
-    if TASKS.get(name) == "regression" and part in LOGITS:
+    """Returns the recipe as text, and a limit of the rows that is not the default; None if it has another task."""
+    if part in {"regression": LOGITS, "classification": LINEAR_LEAVES}[TASKS[name]]:
         return None
     recipe = {**RECIPES, **TUNED}.get(part)
     rows = {} if options.rows == ROWS else {"rows": options.rows}

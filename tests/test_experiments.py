@@ -23,7 +23,6 @@ from experiments import (
     bench_kernels,
     benchmark,
     boosted_splits,
-    defaults,
     distillation,
     estimators,
     log_loss,
@@ -45,6 +44,7 @@ from experiments import (
     systems,
 )
 import jtrees
+from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.dgt import random_chain
 from jtrees.search.monitor import Monitor
 from pallas_kernels.config import HEURISTIC
@@ -59,7 +59,6 @@ STUDIES = [
     paper_forest,
     estimators,
     distillation,
-    defaults,
     log_loss,
     raw_tables,
     relaxations,
@@ -303,17 +302,8 @@ WHOLE = {
         },
         ["| set | refined GET | boosted GET |", "| segmentation | 0."],
     ),
-    defaults: (
-        ["--datasets", "made-collinear", "--max-seconds", "0.5"],
-        {
-            "ROWS": 100,
-            "RECIPES": defaults.RECIPES | {"Bagged-DGT": jtrees.Bagged(DGT), "BestOf-DGT": DGT},
-            "DEPTHS": [2, 4, 8],
-        },
-        ["| made-collinear | 100 + 100 x 20 |", "`max_seconds=0.5`", "What a ridge regression brings"],
-    ),
     systems: (
-        ["--datasets", "kin8nm", "segmentation", "--parts", "CART", "DGT", "DGT, tuned"],
+        ["--datasets", "kin8nm", "segmentation", "--parts", "linear", "CART", "DGT", "DGT, tuned"],
         {"RECIPES": {"DGT": DGT}, "TUNED": {"DGT, tuned": DGT}, "DRAWS": 2},
         ["| 1 sets of regression | score, % | score minus", "| 1 sets of classification |", "| DGT, tuned | 1 | "],
     ),
@@ -644,38 +634,32 @@ def test_linear_leaves_of_lightgbm_are_counted():
     assert sizes.lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
 
 
-# --- Made data, and recipes with defaults ----------------------------------------------------------------------------
+# --- Made data, and recipes that are measured -------------------------------------------------------------------------
 
 
-def test_every_recipe_is_measured_with_its_defaults_or_left_out():
+def test_every_recipe_without_a_base_is_measured_with_its_defaults():
     exported = {
         kind
         for kind in map(vars(jtrees).get, jtrees.__all__)
         if isinstance(kind, type) and issubclass(kind, jtrees.Recipe)
     }
-    measured = {type(recipe) for recipe in defaults.RECIPES.values()}
-    assert measured | {*defaults.LEFT_OUT, jtrees.Recipe} == exported
-    assert not measured & set(defaults.LEFT_OUT)
-    plain = [recipe for name, recipe in defaults.RECIPES.items() if name == type(recipe).__name__]
-    assert len(plain) == 11 and all(recipe == type(recipe)() for recipe in plain)
+    # LatentClustering predicts features from other features, without y. FromMethod has no default method.
+    others = {jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod}
+    measured = [recipe for name, recipe in systems.RECIPES.items() if name == type(recipe).__name__]
+    assert all(recipe == type(recipe)() for recipe in measured)
+    wrappers = {kind for kind in exported if issubclass(kind, Wrapper)}
+    assert exported - others - wrappers == {type(recipe) for recipe in measured} - wrappers
 
 
 def test_made_tables_are_as_stated():
-    def linear(name):
-        x, x_test, y, y_test = defaults.rows(name, 0, None)
-        assert len(x) == len(x_test) == 3000
-        least_squares = Ridge(1e-6)  # by normal equations, which take a tenth of the time
-        return 100 * least_squares.fit(x.astype(np.float64), y).score(x_test, y_test)
-
-    x, y = defaults.made_table("made-wide")
-    assert x.shape == (6000, 784) and x.dtype == y.dtype == np.float32 and 40 < linear("made-wide") < 60
-    x, y = defaults.made_table("made-collinear")
+    x, y = relaxations.made_collinear()
     assert x.shape == (6000, 20) and np.allclose(x.std(0), 1, atol=0.05)
     assert np.linalg.matrix_rank(np.corrcoef(x.T), tol=0.01) == 4  # all but a thousandth of the variance
-    assert 60 < linear("made-collinear") < 80
+    wide = x.astype(np.float64)
+    assert 0.6 < Ridge(1e-6).fit(wide[:3000], y[:3000]).score(wide[3000:], y[3000:]) < 0.8
     known = np.stack([x[:, 0] - x[:, 1], np.sign(x[:, 2] - x[:, 3])], axis=1).astype(np.float64)
     assert Ridge(1e-6).fit(known, y).score(known, y) == pytest.approx(0.95, abs=0.01)
-    assert np.array_equal(y, defaults.made_table("made-collinear")[1])
+    assert np.array_equal(y, relaxations.made_collinear()[1])
     x, y = other_losses.rentals(0)
     assert x.shape == (4000, 5) and (y == np.round(y)).all() and y.min() == 0 and y.var() > 2 * y.mean()
     x, y = other_losses.claims(0)
