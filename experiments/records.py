@@ -246,6 +246,9 @@ def dgt_rows(results: Results) -> Iterator[PaperFigure]:
                 ours = results.figure(script, part, name, flat(results.values(script, part, name, "test")))
                 table = "4" if part == "forests" else "1" if name in paper_dgt.REGRESSION else "2"
                 yield PaperFigure(table, name, method, metric_of(name), paper, *ours, same(name), tree=part == "trees")
+    best = results.figure(script, "best", "cpu-act", flat(results.values(script, "best", "cpu-act", "test")))
+    method, paper = f"DGT, the best of {paper_dgt.RUNS} keys on held-out rows", paper_dgt.SETS["cpu-act"].tree
+    yield PaperFigure("1", "cpu-act", method, RMSE, paper, *best, same("cpu-act"), VARIANTS)
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
             values = flat(results.values(script, "ablations", name, kind))

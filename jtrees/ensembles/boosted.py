@@ -29,7 +29,7 @@ from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
-_CALLS = 10  # fewest calls for all rounds
+_CALLS, _MOST_ROUNDS = 10, 30  # fewest calls for all rounds, and the largest number of rounds of a call
 _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
@@ -86,8 +86,9 @@ class Boosted(Wrapper):
 
     - In a table of at most 1000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
       The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
-    - In a larger table, boosting holds out a fifth of the rows to choose the number of rounds. The leaves of all trees
-      are then fitted to all rows, in the order of the rounds. A deadline can prevent that.
+    - In a larger table, boosting holds out a fifth of the rows to choose the number of rounds. The leaves of the first
+      half of the trees are then fitted to all rows, in the order of the rounds. Further rounds on all rows replace the
+      second half. A deadline can prevent that.
 
     The same losses choose between two kinds of trees, if the base starts from CART over bins, as :class:`jtrees.GET`
     does by default: the trained trees, whose splits are oblique, and CART, whose splits have a feature each. Oblique
@@ -108,8 +109,7 @@ class Boosted(Wrapper):
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves. :class:`jtrees.GET` lists the defaults that
         suit a tree of a sum.
-      rounds: largest number of rounds. If a fit takes all rounds, a larger number may help. This can happen for long
-        tables of classes.
+      rounds: largest number of rounds. If a fit takes all rounds, a larger number may help.
       learning_rate: factor of each tree's outputs.
       subsample: fraction of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn
         without replacement, and their number is at most the option ``rows`` of the base.
@@ -130,7 +130,7 @@ class Boosted(Wrapper):
     """
 
     base: Recipe = pytree.field(kw_only=False, default=GET(depth=5), metadata=options.BASE)
-    rounds: int = option(300)
+    rounds: int = option(1000)
     learning_rate: float = option(0.1, above=0)
     subsample: float = option(0.8, above=0, most=1, traced=False)
     columns: float = option(1.0, above=0, most=1, traced=False)
@@ -157,7 +157,7 @@ class Boosted(Wrapper):
     @property
     def rounds_of_call(self) -> int:
         """Largest number of rounds of a call. Progress is shown after each call."""
-        return max(1, self.rounds // _CALLS)
+        return max(1, min(self.rounds // _CALLS, _MOST_ROUNDS))
 
     def rows_of_round(self, n: int) -> int:
         """Returns the number of rows that a round draws from n rows: at most the option ``rows`` of the base."""
@@ -190,8 +190,7 @@ class Boosted(Wrapper):
         Args:
           problem: the problem.
           folds: number of sums. Each sum holds out a different fifth of the rows. The mean loss of the sums chooses the
-            number of rounds, and the model is the mean of the sums. If there is one sum, the leaves of its trees are
-            then fitted to all rows.
+            number of rounds, and the model is the mean of the sums. If there is one sum, it is then fitted to all rows.
           chooses: whether held-out rows choose between oblique trees and those of CART. If not, trees are oblique.
           clips: whether the model clips features, as training does. If not, rows with clipped features may reach other
             leaves of the model than in training, so all leaves are fitted again, to features that are not clipped.
@@ -212,15 +211,20 @@ class Boosted(Wrapper):
             weights = [np.average(mask, weights=sample.batch.weight) for mask in masks]
         kind, is_oblique = await self._kind(problems, weights, chooses and self.patience is not None)
         sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
-        every_row = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
+        every_row = unclipped = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
         if not clips and (limits := self._limits_of_refit(problem)) is not None:
-            *problems, every_row = _with_limits([*problems, every_row], problem.data, limits)
+            *problems, unclipped = _with_limits([*problems, every_row], problem.data, limits)
             pairs = zip(problems, sums, strict=True)
             refits = await gather(*(refitted(rows, boosted.rounds, len(boosted)) for rows, boosted in pairs))
             sums = refits if all(_unless_failed(refits)) else sums
         evaluated = final = Sum.mean(sums, weights)
         if len(sums) == 1 and (masks or sample is not table):
-            final = await refitted(every_row, sums[0].rounds, evaluated.best) or evaluated
+            count, last = evaluated.best, sums[0]
+            if sample is table:  # trees of all rows are better, and half of them take half of the time
+                last = await refitted(every_row, last.rounds, count, -1 if is_oblique else 0, kept=count // 2)
+            if last is not None and (last is sums[0] or unclipped is not every_row):
+                last = await refitted(unclipped, last.rounds, count)
+            final = last or evaluated
         if sample is not table:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]

@@ -12,7 +12,7 @@ from jtrees.search.sample import random_rows
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds of a base with ``grow``
+_MOST_NUMBERS = 2**28  # largest number of drawn rows, or of split weights, of all rounds of a base with ``grow``
 
 
 class Sum(NamedTuple):
@@ -70,6 +70,18 @@ class GrowingSum:
         """The loss after each round on the rows for evaluation, ``(rounds,)``."""
         return np.concatenate([np.zeros(0, np.float32), *(rounds.losses for rounds in self._rounds)])
 
+    async def refit(self, rounds: boosting_round.Rounds, count: int) -> bool:
+        """Takes the first rounds of another sum, with leaves fitted to these rows; returns whether there was time."""
+        problem, ended_at = self._problem, self._problem.monitor.ended_at
+        # One program serves all numbers of rounds.
+        state = self._state, jax.tree.map(lambda a: _padded(a, problem.recipe.rounds), rounds)
+        name = f"{type(problem.recipe).__name__}, leaves"
+        trained = await problem.train(boosting_round.refitted_rounds, state, count, name=name)
+        problem.monitor.ended_at = ended_at  # the report tells the number of rounds
+        self._state = trained.state.element(0)
+        self._rounds = [jax.tree.map(lambda a: a[: len(trained.losses)], trained.state.element(1).host)]
+        return len(trained.losses) == count
+
     async def add(self, count: int) -> None:
         """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer."""
         # A search adds a single round. After the deadline, a program adds only the first round.
@@ -92,7 +104,7 @@ class GrowingSum:
         return jax.tree.map(lambda a: a[: len(trained.losses)], self._room.host)
 
     async def _round_of_search(self) -> boosting_round.Rounds:
-        problem, number = self._problem, len(self._rounds)
+        problem, number = self._problem, len(self.losses)
         base, draws = problem.recipe.base, draws_of_round(problem, number)
         batch = await problem.map(boosting_round.round_batch, self._state, draws, often=True)
         steps: Any = Batch(*(batch.element(i) for i in range(3)))  # type: ignore[arg-type]
@@ -152,16 +164,22 @@ async def begin(problem: Problem) -> list[GrowingSum]:
     return [GrowingSum(problem, before.element(0), before.element(1), kind) for kind in arguments]
 
 
-async def refitted(problem: Problem, rounds: boosting_round.Rounds, count: int) -> Sum | None:
-    """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline."""
-    recipe, monitor, ended_at = problem.recipe, problem.monitor, problem.monitor.ended_at
-    # One program serves all numbers of rounds.
-    state = await problem.map(boosting_round.initial_state), jax.tree.map(lambda a: _padded(a, recipe.rounds), rounds)
-    trained = await problem.train(boosting_round.refitted_rounds, state, count, name=f"{type(recipe).__name__}, leaves")
-    monitor.ended_at = ended_at  # the report tells the number of rounds
-    if len(trained.losses) < count:
-        return None
-    return Sum(state[0].element(0).host, jax.tree.map(lambda a: a[:count], trained.state.element(1).host))
+async def refitted(
+    problem: Problem, rounds: boosting_round.Rounds, count: int, kind: int = -1, kept: int | None = None
+) -> Sum | None:
+    """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline.
+
+    The rounds after the first ``kept`` have new trees, of a kind of :func:`begin`. None: all trees are kept.
+    """
+    if kept is None:
+        growing, kept = GrowingSum(problem, await problem.map(boosting_round.initial_state)), count
+    else:
+        growing = (await begin(problem))[kind]
+    has_time = await growing.refit(rounds, kept)
+    while has_time and (missing := count - len(growing.losses)):
+        await growing.add(min(missing, problem.recipe.rounds_of_call))
+        has_time = problem.monitor.has_time() or len(growing.losses) == count
+    return growing.sum(count) if has_time else None
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
