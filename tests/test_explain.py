@@ -10,28 +10,15 @@ import pytest
 from sklearn.metrics import accuracy_score, r2_score
 
 import jtrees
-from jtrees import explain, losses
+from jtrees import explain
 from jtrees.estimators import TreeRegressor
-from tests import recipes, sweeps, tables
+from tests import exported_models, recipes, sweeps, tables
 
 
-def random_tree(kind="constant", depth=3, p=5, seed=0, origin=False):
-    """A random tree."""
-    rng = np.random.default_rng(seed)
-    f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
-    nodes, leaves = 2**depth - 1, 2**depth
-    factories = {
-        "constant": lambda: jtrees.leaves.Values(f32(leaves)),
-        "outputs": lambda: jtrees.leaves.Values(f32(leaves, 2)),
-        "linear": lambda: jtrees.leaves.Linear(f32(leaves, p), f32(leaves)),
-        "classes": lambda: jtrees.leaves.Values(jax.nn.softmax(f32(leaves, 3)), jtrees.losses.Frequencies()),
-        "counts": lambda: jtrees.leaves.Values(f32(leaves), losses.Poisson()),
-        "quantiles": lambda: jtrees.leaves.Values(f32(leaves, 2), losses.Quantile((0.1, 0.9))),
-        "actions": lambda: jtrees.leaves.Values(1e4 * jax.nn.one_hot(f32(leaves, 3).argmax(1), 3), losses.Rewards()),
-    }
-    far = None if kind in ("classes", "counts", "actions") else jnp.float32(3.0)
-    zero = jtrees.Origin(f32(p), far) if origin else None
-    return jtrees.ObliqueTree(f32(nodes, p), f32(nodes) / 2, factories[kind](), zero)
+def random_tree(kind, *args, **options):
+    """A random tree, whose origin is near the rows."""
+    tree, _ = exported_models.random_tree(kind, *args, **options)
+    return tree if tree.origin is None else tree.replace(origin=tree.origin.replace(x=tree.origin.x / 5000))
 
 
 def rows(n, p=5, seed=1):
@@ -57,9 +44,10 @@ def raw():
     return frame, y, jtrees.tables.FrameModel(tree, encoder)
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(["linear", "classes", "actions"], ["linear"]))
+@pytest.mark.parametrize("kind", sweeps.quick(["linear", "frequency", "actions"], ["linear"]))
 def test_parts_add_up(kind):
     tree = random_tree(kind, origin=True)
+    origin = 0 if tree.origin.y is None else float(tree.origin.y)
     for x in rows(20):
         path = explain.path(tree, x)
         assert path.leaf == tree.leaf_index(x[None])[0]
@@ -70,7 +58,7 @@ def test_parts_add_up(kind):
             assert split.reference + sum(split.parts.values()) == pytest.approx(split.margin, abs=1e-12)
         np.testing.assert_array_equal(path.prediction, tree.predict(x[None])[0])
         if kind == "linear":
-            base = tree.leaves.at(jnp.array([path.leaf]), jnp.zeros((1, 5)))[0] + 3
+            base = tree.leaves.at(jnp.array([path.leaf]), jnp.zeros((1, 5)))[0] + origin
             assert base + sum(path.parts.values()) == pytest.approx(float(path.prediction), abs=1e-5)  # float32
         else:
             assert path.parts is None
@@ -109,14 +97,14 @@ def nearest_by_active_sets(tree, x, deviation, is_target, bounds=None):
 @pytest.mark.parametrize(
     ("depth", "p", "kind"),
     [
-        *((size, size, kind) for size in (1, 2) for kind in ("constant", "classes")),
+        *((size, size, kind) for size in (1, 2) for kind in ("constant", "frequency")),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [(3, 5, "quantiles"), (4, 3, "actions")]),
         pytest.param(6, 4, "constant", marks=pytest.mark.slow),
     ],
 )
 def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
     tree, table = random_tree(kind, depth, p), rows(100, p) * np.arange(1, p + 1)
-    answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("classes", "actions") else np.arange(2**depth)
+    answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("frequency", "actions") else np.arange(2**depth)
     for x in table[: 8 if depth < 6 else 2]:
         assert_nearest(tree, x, table, answer, extrapolate=True)
 
@@ -186,7 +174,7 @@ def by_orders(predict, x, background, groups):
 
 
 @pytest.mark.parametrize("origin", [False, True])
-@pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "classes", "counts", "quantiles"])
+@pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "frequency", "counts", "quantiles"])
 def test_shapley_values_are_means_over_all_orders(kind, origin):
     tree, x, background = random_tree(kind, p=4, origin=origin), rows(3, 4), rows(9, 4, seed=2)
     actual = explain.shapley_values(tree, x, background)
@@ -244,7 +232,7 @@ def test_shapley_values_of_other_models(raw, fitted):
 
 
 def test_importances():
-    tree, x = random_tree("classes", p=4), rows(300, 4)
+    tree, x = random_tree("frequency", p=4), rows(300, 4)
     tree = tree.replace(weights=tree.weights.at[:, 3].set(0))
     score = lambda y, actual: accuracy_score(y, actual.argmax(-1))
     shuffled = explain.permutation_importance(tree, x, tree.predict(x).argmax(-1), score, repeats=3)
@@ -299,7 +287,7 @@ def test_changes_of_a_table_with_gaps(extrapolate):
         assert nearest(2000.0, 10.0, few_rows.fillna(50.0)).x[1] > 20
 
 
-TREE = random_tree()
+TREE = random_tree("constant")
 ERRORS = {
     explain.path: [
         ((jtrees.Forest(jax.tree.map(lambda a: a[None], TREE)), rows(1)), {}, "must be a single tree, got Forest"),
