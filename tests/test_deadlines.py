@@ -41,9 +41,6 @@ def clock(monkeypatch):
     return clock
 
 
-# --- The monitor -----------------------------------------------------------------------------------------------------
-
-
 def test_calls_grow_up_to_half_a_second(clock):
     pace, steps = Pace(Monitor()), []
     for _ in range(6):
@@ -119,8 +116,6 @@ def test_slow_work_is_done_on_as_many_rows_as_there_is_time_for(clock, seconds, 
     assert result == rows or (seconds == 3.0 and 2_000 < result < 3_000)
 
 
-# --- Calls of any length ---------------------------------------------------------------------------------------------
-
 LONGER = {"GET": {"starts": 6, "epochs": 60}, "DGT": {"epochs": 30, "precondition": 0.9}}
 
 
@@ -137,9 +132,6 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeyp
         np.testing.assert_array_equal(fits[0].history, other.history)
         np.testing.assert_array_equal(fits[0].predict(X), other.predict(X))
         assert fits[0].step == other.step and fits[0].report.ended_at == other.report.ended_at
-
-
-# --- Fits ------------------------------------------------------------------------------------------------------------
 
 
 LATE = {

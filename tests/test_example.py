@@ -24,16 +24,6 @@ def example():
 
 
 @pytest.mark.slow
-def test_it_learns_and_is_saved(example, tmp_path):
-    recipe = example.SoftDecisionTree(depth=2, epochs=150, learning_rate=0.03)
-    result = jtrees.fit(recipe, X, Y, key=KEY)
-    assert isinstance(result.tree, jtrees.ObliqueTree)
-    assert result.loss < 0.15 * Y.var()
-    jtrees.save(result, path := tmp_path / "tree.jtrees")
-    np.testing.assert_array_equal(jtrees.load(path).predict(X), result.predict(X))
-
-
-@pytest.mark.slow
 def test_starts_that_are_chosen_on_rows_left_out_are_better_than_one(example):
     single, six = (example.SoftDecisionTree(depth=2, epochs=40, starts=starts) for starts in (1, 6))
     seed_losses = lambda recipe: jtrees.sweep(recipe, X, Y, key=KEY, seeds=6, validation=0.25).losses

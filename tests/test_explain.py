@@ -157,9 +157,9 @@ def test_nothing_to_change():
     assert explain.nearest_change(tree, [0.0, 0.0], rows(10, 2) * [0, 1]) is None  # it does not vary
 
 
-def by_orders(predict, x, background, groups):
+def by_orders(predict, x, background, groups=None):
     """The definition: the mean over all orders of the columns."""
-    values = []
+    values, groups = [], groups or [[j] for j in range(x.shape[1])]
     for row in x:
         total = [0.0] * len(groups)
         for order in itertools.permutations(range(len(groups))):
@@ -173,12 +173,14 @@ def by_orders(predict, x, background, groups):
     return np.array(values)
 
 
-@pytest.mark.parametrize("origin", [False, True])
-@pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "frequency", "counts", "quantiles"])
+KINDS = ("constant", "outputs", "linear", "frequency", "counts", "quantiles")
+
+
+@pytest.mark.parametrize(("kind", "origin"), [("linear", False), *((kind, True) for kind in KINDS)])
 def test_shapley_values_are_means_over_all_orders(kind, origin):
     tree, x, background = random_tree(kind, p=4, origin=origin), rows(3, 4), rows(9, 4, seed=2)
     actual = explain.shapley_values(tree, x, background)
-    expected = by_orders(tree.predict, x, background, [[0], [1], [2], [3]])
+    expected = by_orders(tree.predict, x, background)
     np.testing.assert_allclose(actual.values, expected, atol=1e-5)  # float32
     np.testing.assert_allclose(actual.base_values + actual.values.sum(1), tree.predict(x), atol=1e-5)
     np.testing.assert_allclose(actual.base_values[0], tree.predict(background).mean(0), atol=1e-5)
@@ -204,23 +206,23 @@ def test_shapley_values_of_boosted_trees(kind, link):
     trees = [random_tree(kind, p=3, seed=seed, depth=2, origin=True) for seed in range(3)]
     far = np.float32(100) if link in ("identity", "sorted") else None
     trees = [tree.replace(origin=trees[0].origin.replace(y=far)) for tree in trees]
-    forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), *trees), "sum", link)
+    forest = exported_models.stacked(trees, "sum", link)
     x, background = rows(2, 3), rows(6, 3, seed=2)
     actual = explain.shapley_values(forest, x, background)
-    expected = by_orders(forest.predict, x, background, [[0], [1], [2]])
+    expected = by_orders(forest.predict, x, background)
     np.testing.assert_allclose(actual.values, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(actual.base_values[0], forest.predict(background).mean(0), rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_shapley_values_of_other_models(raw, fitted):
-    forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), random_tree(p=4), random_tree(p=4, seed=5)))
+    forest = exported_models.stacked([random_tree("constant", p=4), random_tree("constant", p=4, seed=5)])
     x, background = rows(2, 4), rows(6, 4, seed=2)
-    expected = by_orders(forest.predict, x, background, [[0], [1], [2], [3]])
+    expected = by_orders(forest.predict, x, background)
     np.testing.assert_allclose(explain.shapley_values(forest, x, background).values, expected, atol=1e-5)
     soft = fitted(recipes.TEL).model
     actual = explain.shapley_values(soft, x, background)
-    np.testing.assert_allclose(actual.values, by_orders(soft.predict, x, background, [[0], [1], [2], [3]]), atol=1e-4)
+    np.testing.assert_allclose(actual.values, by_orders(soft.predict, x, background), atol=1e-4)
     np.testing.assert_allclose(actual.base_values + actual.values.sum(1), soft.predict(x), rtol=1e-5)
     frame, _, model = raw
     actual = explain.shapley_values(model, frame[:3], frame[50:60])
