@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -109,15 +110,9 @@ def test_the_first_process_decides_for_all(monkeypatch):
     """Two processes with a common store; the second process would decide otherwise."""
     store = {}
     jax.config.update("jax_compilation_cache_dir", None)
-
-    class Client:
-        def key_value_set(self, name, value):
-            store[name] = value
-
-        def blocking_key_value_get(self, name, timeout):
-            return store[name]
-
-    monkeypatch.setattr(default.coordinator.global_state, "client", Client())
+    get = lambda name, timeout: store[name]
+    client = SimpleNamespace(key_value_set=store.__setitem__, blocking_key_value_get=get)
+    monkeypatch.setattr(default.coordinator.global_state, "client", client)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     decisions = []
     for process, times in enumerate((MADE, MADE | {None: 1e-9})):

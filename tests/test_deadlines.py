@@ -24,20 +24,11 @@ search_fit = sys.modules["jtrees.search.fit"]
 KEY = jax.random.key(0)
 
 
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(monitor, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    """A clock that stands still unless it is moved."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(monitor, "time", clock)
     return clock
 
 
@@ -187,7 +178,7 @@ def test_imports_are_not_on_the_clock(clock, monkeypatch):
         clock.now += 100
 
     monkeypatch.setattr(warmstart, "import_packages", import_packages)
-    monkeypatch.setattr(search_fit, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(search_fit, "time", clock)
     fit = jtrees.fit(DGT, X, Y, key=KEY, max_seconds=50)
     assert clock.now == 100 and fit.report.ended == "finished" and fit.report.seconds == 0
 

@@ -40,19 +40,6 @@ def classifier(recipe=DGT, **options):
     return TreeClassifier(recipe, random_state=0, **options)
 
 
-@pytest.fixture
-def problems(monkeypatch):
-    """The problems that DGT is fitted to."""
-    search, recorded = jtrees.DGT.search, []
-
-    async def recording(self, problem):
-        recorded.append(problem)
-        return await search(self, problem)
-
-    monkeypatch.setattr(jtrees.DGT, "search", recording)
-    return recorded
-
-
 def test_regressor():
     model = regressor(GET).fit(X, Y)
     predictions = model.predict(X)
@@ -283,7 +270,10 @@ def test_estimators_fill_gaps_that_the_training_array_did_not_have(constant, tmp
     assert list(model.get_feature_names_out()) == ["x0", "x1", "[x1 missing]", "x2", "x3"]
 
 
-def test_validation_fraction(problems):
+def test_validation_fraction(monkeypatch):
+    problems, search = [], jtrees.DGT.search
+    recording = lambda self, problem: (problems.append(problem), search(self, problem))[1]
+    monkeypatch.setattr(jtrees.DGT, "search", recording)
     classifier(validation_fraction=0.2, max_seconds=100).fit(X, LABELS)
     training, held_out = problems[0].data.table, problems[0].data.validation
     assert len(held_out.x) == 80 and len(training.x) == 320 and 50 < problems[0].monitor.left() <= 100
