@@ -156,14 +156,6 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
         assert not overflow
 
 
-def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):
-    operands, cotangent = case(6, 5, scale=100.0)
-    for width in (None, 4):
-        _, _, d_weights, d_bias, d_leaves, _ = pair(None, width, operands, 1e-3, cotangent)
-        assert not d_weights.any() and not d_bias.any()
-        assert (np.abs(d_leaves).sum(2) > 0).sum() <= 12 * 2
-
-
 def test_bad_input_is_refused():
     (x, weights, bias, leaf_values), _ = case(7, 2, dtype=np.float32)
     valid = {"x": x, "weights": weights, "bias": bias, "gamma": 1.0}
