@@ -67,7 +67,7 @@ def numbers(tmp_path_factory):
 
 @pytest.mark.parametrize("case", sweeps.quick([*SOME, *OTHERS], SOME, pytest.mark.wide))
 def test_two_processes_find_what_one_finds(numbers, case):
-    single, *several = (found[case] for found in numbers(SOME if case in SOME else OTHERS))
+    single, *several = (result[case] for result in numbers(SOME if case in SOME else OTHERS))
     assert several[0] == several[1]
     np.testing.assert_allclose(several[0], single, rtol=1e-4, atol=1e-5)
 
