@@ -353,7 +353,7 @@ def test_what_cannot_be_exported(tmp_path, fitted):
     nul = pd.DataFrame({"a": ["a\0b", "a"] * 20})
     for write, model, options, message in (
         (export.to_stablehlo, FrameModel(tree, TableEncoder.fit(x)[0]), {}, "StableHLO has no text"),
-        (export.to_onnx, FrameModel(models.random_tree("linear", p=1)[0], column), {}, "other names .* 'leaf'"),
+        (export.to_onnx, FrameModel(models.random_tree("linear", p=1)[0], column), {}, "other names in ONNX .* 'leaf'"),
         (export.to_c, models.identity_model(nul), {}, "levels must have no null character in C, got .* 'a'"),
         (export.to_c, tree, {"prefix": "2nd"}, "prefix must be a name in C, got '2nd'"),
         (export.to_c, tree, {"precision": "half"}, "precision must be"),
