@@ -10,10 +10,9 @@ from jtrees.data import Scaling
 from jtrees.methods.annealed import starts
 from jtrees.methods.annealed.algorithm import beside_cart
 from jtrees.methods.annealed.stages import train_stages
-from jtrees.search import Engine, Problem, options
-from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_table
 from tests import oracles, sweeps
+from tests.problems import problem_of, search
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
 
@@ -31,28 +30,6 @@ def fit(x, y, *, seed=0, recipe=GET, sample_weight=None, validation=None, task="
 
 def cart_mse(x, y):
     return np.mean((DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y).predict(x) - y) ** 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [GET, RADDT], ids=["GET", "RADDT"])
-@pytest.mark.parametrize("noise", [0, 2])
-def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, noise):
-    x, y = data[0], (data[1] + noise * np.random.default_rng(1).normal(size=200)).astype(np.float32)
-    result, stages = fit(x, y, recipe=recipe), 2 if recipe is GET else 5
-    tree, report = result.tree, result.report.search
-    assert report.cart_loss == pytest.approx(cart_mse(x, y), rel=1e-5)
-    assert result.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
-    leaf = oracles.walk(tree.weights, tree.bias, x)  # float64 scores may send a sample on a hyperplane the other way
-    assert result.loss == pytest.approx(np.mean((y - np.asarray(tree.leaves.values)[leaf]) ** 2), rel=2e-2)
-    assert report.sharpness.shape == report.losses.shape == report.steps.shape == (2, stages)
-    assert noise or result.loss < 0.85 * report.cart_loss  # an oblique signal
-    if report.chosen >= 0:
-        assert report.chosen == int(np.argmin(report.losses.min(1)))
-        assert result.loss == pytest.approx(report.losses.min(), rel=1e-3)  # evaluated on scaled data, in float32
-        assert result.loss < report.cart_loss and result.step in report.steps[report.chosen]
-    else:
-        assert result.loss == {-1: report.cart_loss, -2: report.ridge_loss}[report.chosen]
-    assert result.history.shape == (2, stages * recipe.epochs)  # of each start, one stage after the other
 
 
 def test_never_worse_than_cart_with_a_large_offset():
@@ -89,17 +66,11 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     assert result.loss == pytest.approx(losses.min(), rel=1e-3)
 
 
-def problem_of(x, y, recipe=GET):
+def problem(x, y, recipe=GET):
+    """A problem of scaled rows that has no table."""
     table = checked_table(x, y, None, "regression")
     scaling = Scaling.fit(table, starts.DEVIATIONS)
-    batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
-    task = table.task.scaled(scaling.y_unit)
-    return Problem(options.checked(recipe), task, batch, None, key, engine=Engine(Monitor(), "threefry2x32"))
-
-
-def searched(problem):
-    [result] = problem.engine.run(problem.recipe.search(problem))
-    return result
+    return problem_of(recipe, scaling.batch(table), task=table.task.scaled(scaling.y_unit))
 
 
 @pytest.mark.parametrize(("rows", "cart", "folds"), [(995, True, 5), (1001, True, 1), (995, "binned", 1)])
@@ -107,12 +78,12 @@ def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, cart, folds):
     """Other targets in a fold change nothing that the short stages of its starts learn."""
     x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
     recipe = GET.replace(starts=6, epochs=10, halving=True, cart=cart, ridge=False, precondition=0.0)
-    problem = problem_of(x, x[:, 0] + x[:, 1], recipe)
-    masks, short = starts.held_out_rows(problem), lambda problem: searched(problem).history[:, :2]
+    folded = problem(x, x[:, 0] + x[:, 1], recipe)
+    masks, short = starts.held_out_rows(folded), lambda problem: search(problem).history[:, :2]
     assert len(masks) == folds and (np.sum(masks, axis=1) == rows // 5).all() and (np.sum(masks, axis=0) <= 1).all()
-    batch, y = problem.batch, problem.batch.y.copy()
+    batch, y = folded.batch, folded.batch.y.copy()
     y[masks[-1]] = y[masks[-1]][::-1]  # the range, of which empty leaves have the middle, stays
-    same = (short(problem) == short(problem.replace(batch=batch._replace(y=y)))).all(1)
+    same = (short(folded) == short(folded.replace(batch=batch._replace(y=y)))).all(1)
     np.testing.assert_array_equal(same, np.arange(6) % folds == folds - 1)
 
 
@@ -149,10 +120,10 @@ def test_no_start_goes_on_where_cart_is_as_good_on_held_out_rows(data, noise):
 
 
 def test_the_cart_tree_that_beats_the_starts_is_the_result_in_a_larger_model():
-    """The problem has no table. The targets are a sum of all features, so CART on the ridge regression is better."""
+    """The targets are a sum of all features, so CART on the ridge regression is better."""
     x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
     recipe = GET.replace(depth=2, starts=6, epochs=10, learning_rate=1e-8, halving=True, precondition=0.0)
-    splits = searched(problem_of(x, x.sum(1), recipe)).scaled
+    splits = search(problem(x, x.sum(1), recipe)).scaled
     assert (splits.weights[0] != 0).all()
 
 
@@ -173,8 +144,8 @@ def test_a_start_that_is_not_finite_leaves_the_others_alone(data):
     splits = jtrees.ObliqueTree(rng.normal(size=(3, 3)).astype(np.float32), np.zeros(3, np.float32), None)
     spoilt = splits.replace(bias=np.full(3, np.nan, np.float32))
     sound, ends_at_once = (np.array(sharpness, np.float32) for sharpness in ([10, 100], [10, np.nan]))
-    problem = problem_of(*data, GET.replace(starts=3, cart=False))
-    run = lambda *cases: problem.engine.run(*(train_stages(problem, *case, 20) for case in cases))
+    three = problem(*data, GET.replace(starts=3, cart=False))
+    run = lambda *cases: three.engine.run(*(train_stages(three, *case, 20) for case in cases))
     [alone], [first, never, later] = run((splits, sound)), run((splits, sound), (spoilt, sound), (splits, ends_at_once))
     assert np.isinf(never.score) and np.isinf(never.scores).all() and not never.finite
     assert np.isfinite(later.scores[0]) and np.isinf(later.scores[1]) and np.isinf(later.score)
@@ -197,24 +168,6 @@ def test_where_all_starts_diverge_the_result_is_cart(data):
     assert result.loss == report.search.ridge_loss < report.search.cart_loss
     assert report.search.cart_loss == pytest.approx(cart_mse(*data), rel=1e-5)
     assert not np.isfinite(result.report.search.losses).any()
-
-
-def test_trees_are_chosen_by_the_validation_loss(data):
-    rng = np.random.default_rng(1)
-    x, x_new = data[0], rng.normal(size=(200, 3)).astype(np.float32)
-    y, y_new = (np.where(x[:, 0] > x[:, 1], 1.0, -1.0) + rng.normal(size=200) for x in (x, x_new))
-    y, y_new = y.astype(np.float32), y_new.astype(np.float32)
-    result = fit(x, y, validation=(x_new, y_new), starts=1, epochs=20)
-    tree, report = result.tree, result.report
-    assert result.loss == pytest.approx(np.mean((tree.predict(x_new) - y_new) ** 2, dtype=np.float64), rel=1e-5)
-    cart = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y)
-    assert report.search.cart_loss == pytest.approx(np.mean((cart.predict(x_new) - y_new) ** 2), rel=1e-5)
-    assert result.loss < report.search.cart_loss  # the border is oblique
-    assert result.loss == pytest.approx(report.search.losses.min(), rel=1e-3)
-    # Not trained on: leaves are the means of the training samples alone, whatever the targets there.
-    leaf = tree.leaf_index(x)
-    means = oracles.leaf_means(leaf, y, 4, (y.min() + y.max()) / 2)
-    np.testing.assert_allclose(tree.predict(x), means[leaf], rtol=1e-4)
 
 
 def test_trees_of_classes_have_weights_and_a_validation_loss(data):

@@ -18,13 +18,10 @@ from jtrees.tables import checked_table
 from tests import oracles
 from tests.problems import problem_of_table, search
 
+KEY = jax.random.key(0)
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140
 WEIGHT = np.random.default_rng(0).uniform(0.5, 2, N)
-
-
-def key(seed=0):
-    return jax.random.key(seed)
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def stump(run: Run):
 
 def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
     bagged = jtrees.Bagged(OneSplit(), trees=trees, fraction=fraction, combine=combine)
-    return jtrees.fit(bagged, x, y, key=key(seed), **options)
+    return jtrees.fit(bagged, x, y, key=jax.random.key(seed), **options)
 
 
 def each(result, x):
@@ -82,21 +79,6 @@ def by_hand(x, y, in_bag, weight=None, classes=None):
 def table(data):
     x, y = data[0][:N], data[1][:N]
     return x, y, np.digitize(y, [-1, 1])
-
-
-def test_samples_hold_real_rows_and_never_padding(table):
-    x, y, _ = table
-    result = stumps(x, y)
-    in_bag = result.report.search.in_bag
-    assert in_bag.shape == (TREES, N) and (in_bag.sum(1) == 138).all()
-    assert in_bag[:, -1].max() < 8  # of the last row padding is made: at most so many come by chance (p = 1e-6)
-    assert len({tuple(row) for row in in_bag}) == TREES
-    for report in result.report.search.bases:
-        assert len(report.x) == 138
-        assert report.weight.shape == (140,) and report.weight.sum() == 138  # two rows of padding weigh nothing
-    assert len({tuple(report.key) for report in result.report.search.bases}) == TREES
-    np.testing.assert_array_equal(result.report.search.losses, np.full(TREES, 138.0))
-    assert result.step == 7
 
 
 def test_drawn_evenly_with_replacement(table):
@@ -127,7 +109,10 @@ def test_regression_is_the_mean_of_the_trees(table, targets):
     x, y, _ = table
     y = y if targets == 1 else np.stack([y, 100 * x[:, 2] - 7 * y], axis=1)
     result = stumps(x, y, sample_weight=WEIGHT)
-    expected = by_hand(x, y, result.report.search.in_bag, WEIGHT)
+    in_bag = result.report.search.in_bag
+    assert (in_bag.sum(1) == 138).all()
+    assert len(set(map(tuple, in_bag))) == len({tuple(report.key) for report in result.report.search.bases}) == TREES
+    expected = by_hand(x, y, in_bag, WEIGHT)
     alone = each(result, x)
     np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3 * np.ptp(y))  # float32 of scaled targets
     np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-5, atol=1e-5)
@@ -191,9 +176,9 @@ def bagged(base):
 def test_trees_without_time_are_left_out(table, base, monkeypatch):
     monkeypatch.setattr(Monitor, "may_be_late", lambda monitor, seconds=0.0: False)
     x, y, _ = table
-    fit = jtrees.fit(bagged(base), x, y, key=key(), max_seconds=1e-6)
+    fit = jtrees.fit(bagged(base), x, y, key=KEY, max_seconds=1e-6)
     assert len(fit.model) == len(fit.report.search.bases) == 1 and fit.report.ended == "max_seconds"
-    best = jtrees.fit(jtrees.BestOf(DGT, runs=3), x, y, key=key(), max_seconds=1e-6).report.search
+    best = jtrees.fit(jtrees.BestOf(DGT, runs=3), x, y, key=KEY, max_seconds=1e-6).report.search
     assert best.run == 0 and np.isfinite(best.scores).tolist() == [True, False, False]
 
 
@@ -201,7 +186,7 @@ def test_trees_without_time_are_left_out(table, base, monkeypatch):
 def test_samples_of_large_tables_are_not_in_memory_at_once(table, limit, monkeypatch):
     """The forest is the same; after a deadline, trees that have not begun are left out."""
     x, y, _ = table
-    fit = lambda **options: jtrees.fit(bagged(DGT), x, y, key=key(), **options)
+    fit = lambda **options: jtrees.fit(bagged(DGT), x, y, key=KEY, **options)
     full, samples, bootstrap = fit(), [], Problem.bootstrap
     monkeypatch.setattr("jtrees.ensembles.bagged._MEMORY", limit * 16 * 200 * 3)
 
@@ -224,7 +209,7 @@ BAD = [({"trees": 2**40}, "trees must be at most"), ({"combine": "vote"}, 'combi
 @pytest.mark.parametrize(("options", "message"), [*BAD, ({"base": DGT.replace(depth=0)}, "depth")])
 def test_bad_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
-        jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
+        jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=KEY)
 
 
 def test_a_tree_that_became_non_finite_is_left_out(data, monkeypatch):
@@ -239,11 +224,11 @@ def test_a_tree_that_became_non_finite_is_left_out(data, monkeypatch):
     monkeypatch.setattr(OneSplit, "search", fails)
     failing = {1, 3}
     with pytest.warns(UserWarning, match=f"2 of {TREES} trees became non-finite and are left out"):
-        fit = jtrees.fit(jtrees.Bagged(OneSplit(), trees=TREES), *data, key=key())
+        fit = jtrees.fit(jtrees.Bagged(OneSplit(), trees=TREES), *data, key=KEY)
     assert len(fit.model) == len(fit.report.search.losses) == TREES - 2
     failing = {*range(100)}
     with pytest.raises(FloatingPointError, match="training became non-finite"):
-        jtrees.fit(jtrees.Bagged(OneSplit(), trees=TREES), *data, key=key())
+        jtrees.fit(jtrees.Bagged(OneSplit(), trees=TREES), *data, key=KEY)
 
 
 @pytree.dataclass

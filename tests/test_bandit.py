@@ -18,10 +18,6 @@ P, K, N, EVERY = 4, 3, 25, 7
 KEY = jax.random.key(0)
 
 
-def key(seed=0):
-    return jax.random.key(seed)
-
-
 def classifier(**options):
     return jtrees.methods.bandit_classifier(2, K, **options)
 
@@ -96,7 +92,7 @@ def test_play_is_epsilon_greedy_and_the_discrete_estimate_is_unbiased():
     def draws():
         draw = lambda k: one_round(learner, lambda a: losses[a], state, x, k)
         slope = jax.grad(squared_distance)(state.params)
-        return *jax.vmap(draw)(jax.random.split(key(1), n)), slope, answer(state.params, x).argmax()
+        return *jax.vmap(draw)(jax.random.split(jax.random.key(1), n)), slope, answer(state.params, x).argmax()
 
     actions, propensities, after, slope, best = jax.tree.map(np.asarray, draws())
     assert best == np.argmax(learner.predict(state.params, contexts()[:1])[0])
@@ -114,7 +110,9 @@ def test_one_point_estimate_is_unbiased_on_a_quadratic():
     @jax.jit
     def draws(delta):
         learner = regressor("one-point", delta=delta, accumulate=10)
-        played = jax.vmap(lambda k: one_round(learner, quadratic, state, x, k))(jax.random.split(key(1), 20_000))
+        played = jax.vmap(lambda k: one_round(learner, quadratic, state, x, k))(
+            jax.random.split(jax.random.key(1), 20_000)
+        )
         return *played, jax.grad(lambda params: quadratic(answer(params, x)))(state.params)
 
     prediction = learner_of("one-point").predict(state.params, contexts()[:1])[0]
@@ -148,7 +146,7 @@ def test_a_stream_is_the_papers_algorithm(kind, x64):
     learner = classifier(exploration=delta, **options)
     if kind != "classifier":
         learner, y = regressor(kind, delta=delta, **options), rng.uniform(size=N)
-    missing, state = np.isin(np.arange(N), [4, 5, 13]), learner.init(P, key=key())
+    missing, state = np.isin(np.arange(N), [4, 5, 13]), learner.init(P, key=KEY)
     params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape)), state.params)
     distance = lambda a, y: (a != y).astype(jnp.float64) if kind == "classifier" else jnp.abs(a - y)
     loss = lambda i, a: jnp.where(jnp.asarray(missing)[i], jnp.nan, distance(a, jnp.asarray(y)[i]))
@@ -215,12 +213,12 @@ def test_a_traced_context_that_is_not_finite_is_skipped():
 @pytest.mark.parametrize("kind", ["classifier", "two-point"])
 def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, kind):
     learner, zero = learner_of(kind), lambda a: jnp.zeros(a.shape)
-    update = lambda x: one_round(learner, zero, learner.init(P, key=key()), x, key())[2].params.weights
+    update = lambda x: one_round(learner, zero, learner.init(P, key=KEY), x, KEY)[2].params.weights
     assert all(jax.eval_shape(update, np.ones(P, dtype)).dtype == jnp.float64 for dtype in (np.float32, np.int32))
 
 
 def test_two_rates_apply_to_the_leaves_of_other_trees():
-    params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
+    params, optimizer = random_chain(KEY, 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
     first = lambda params: optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
     updates = jax.jit(first)(params)
     # RMSprop's first step: the rate over the root of 1 - 0.99.
@@ -247,8 +245,8 @@ def test_bad_learners_are_refused(make, message):
 def test_bad_rounds_are_refused():
     learner, x = classifier(), contexts()[0]
     state, number, first = first_state("classifier"), learner_of("two-point"), first_state("two-point")
-    update, act = partial(learner.update, state), lambda x: learner.act(state, x, key=key())
-    action, propensity = jax.jit(lambda: number.act(first, x, key=key()))()
+    update, act = partial(learner.update, state), lambda x: learner.act(state, x, key=KEY)
+    action, propensity = jax.jit(lambda: number.act(first, x, key=KEY))()
     play = lambda action, loss: number.update(first, x, action, propensity, loss)
     assert play(action, jnp.zeros(action.shape)).rounds == 1
     for call, message in [
@@ -257,7 +255,7 @@ def test_bad_rounds_are_refused():
         (lambda: update(x, 3, 0.5, 1.0), "action must be a whole number from 0 to 2, got 3"),
         (lambda: update(x, 1, 0.0, 1.0), "propensity must be above 0 and at most 1, got 0.0"),
         (lambda: play(action + 0.1, action), "action must be the action that act returned for this state"),
-        (lambda: learner.act(first, x, key=key()), "state must be a state of this learner, with"),
+        (lambda: learner.act(first, x, key=KEY), "state must be a state of this learner, with"),
         (lambda: play(action, jnp.zeros(3)), "loss must have shape"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -268,7 +266,7 @@ def test_bad_streams_are_refused():
     learner, x = classifier(), contexts()
     loss, bad = lambda i, a: jnp.float32(0), contexts()
     bad[2, 1] = np.nan
-    run = lambda learner, x, loss, **options: jtrees.methods.run_bandit(learner, x, loss, **({"key": key()} | options))
+    run = lambda learner, x, loss, **options: jtrees.methods.run_bandit(learner, x, loss, **({"key": KEY} | options))
     for args, options, message in [
         ((learner, bad, loss), {}, "contexts must be finite"),
         ((None, x, loss), {}, "learner must be a jtrees.methods.Bandit"),

@@ -240,19 +240,6 @@ def test_scores_are_evaluated_once_an_epoch_and_not_in_every_step(name, monkeypa
 
 
 @pytest.mark.parametrize("name", each())
-def test_rows_of_weight_zero_change_nothing(name):
-    x, y = np.concatenate([9 + X[:3], X, 9 + X[3:5]]), np.concatenate([99 + Y[:3], Y, 99 + Y[3:5]])
-    weight = np.concatenate([np.zeros(3), np.linspace(1, 2, 400), np.zeros(2)])
-    options = {"key": KEY, "validation": (X[:200], Y[:200])}
-    alone = jtrees.fit(RECIPES[name], X, Y, sample_weight=weight[3:-2], **options)
-    among = jtrees.fit(RECIPES[name], x, y, sample_weight=weight, **options)
-    np.testing.assert_array_equal(alone.model.predict(X), among.model.predict(X))
-    assert alone.loss == among.loss
-    report = among.report.replace(seconds=alone.report.seconds)
-    np.testing.assert_equal(dataclasses.asdict(report), dataclasses.asdict(alone.report))
-
-
-@pytest.mark.parametrize("name", each())
 def test_models_are_written_and_read(name, tmp_path):
     result = fitted(name)
     written(result.model)
@@ -307,9 +294,7 @@ def test_several_targets(name):
     written(result.model)
 
 
-@pytest.mark.parametrize(
-    "name", sweeps.quick([name for name in RECIPES if name != "LatentClustering"], ["DGT"], pytest.mark.wide)
-)
+@pytest.mark.parametrize("name", sweeps.quick(SUPERVISED, ["DGT"], pytest.mark.wide))
 def test_one_hot_probabilities_are_labels(name):
     recipe, options = RECIPES[name], {"key": KEY, "task": "classification"}
     weight = np.linspace(1, 2, 400)

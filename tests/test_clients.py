@@ -35,9 +35,6 @@ def numbers(frame):
     return frame[0][["age", "hours"]], frame[1]
 
 
-# --- Stored models ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
 def test_skops(frame, kind, name, tmp_path):
@@ -64,9 +61,6 @@ def test_mlflow(frame, form, tmp_path):
     mlflow.sklearn.save_model(model, tmp_path / "model", input_example=x.head(), **options)
     np.testing.assert_array_equal(mlflow.sklearn.load_model(str(tmp_path / "model")).predict(x), model.predict(x))
     np.testing.assert_array_equal(mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(x), model.predict(x))
-
-
-# --- Intervals and forecasts -----------------------------------------------------------------------------------------
 
 
 def test_mapie(numbers):
@@ -99,9 +93,6 @@ def test_mlforecast():
     forecast = mlforecast.MLForecast(models={"tree": TreeRegressor(GET, random_state=0)}, freq="D", lags=[1, 2, 7])
     result = forecast.fit(pd.concat(series)).predict(5)
     assert len(result) == 10 and np.isfinite(result["tree"]).all()
-
-
-# --- Explanations ----------------------------------------------------------------------------------------------------
 
 
 def test_shap_explains_an_estimator(numbers):
@@ -143,9 +134,6 @@ def test_dice(numbers):
     result = changes.generate_counterfactuals(rows, total_CFs=2, desired_class="opposite", random_seed=0)
     for example in result.cf_examples_list:
         assert (model.predict(example.final_cfs_df[["age", "hours"]].astype(float)) == 1).all()
-
-
-# --- Tables ----------------------------------------------------------------------------------------------------------
 
 
 def test_skrub(frame):

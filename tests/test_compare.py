@@ -15,6 +15,7 @@ import jtrees
 from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.data.held_out import divided
 from jtrees.report.rivals import rivals
+from tests.houses import houses
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -47,24 +48,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def houses(tmp_path):
-    """A CSV file with text, gaps, and labels of text."""
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {"area": rng.uniform(20, 200, 90).round(1), "heating": rng.choice(["gas", "wood", "none"], 90)}
-    )
-    frame["street"] = [f"street {i}" for i in range(90)]
-    frame["garden"] = rng.choice([True, False], 90)
-    frame["verdict"] = np.where(frame["area"] + 50 * (frame["heating"] == "gas") > 130, "sold", "not yet")
-    frame["cellar"] = np.nan
-    frame.loc[::9, "area"] = np.nan
-    frame.loc[3:5, "heating"] = None
-    frame.loc[7, "verdict"] = None
-    frame.to_csv(tmp_path / "houses.csv", index=False)
-    return tmp_path / "houses.csv"
-
-
 def main(tmp_path, *arguments):
     """The exit status of the comparison, whose results go under ``out``."""
     return compare.main(["--out", str(tmp_path / "out"), *map(str, arguments)])
@@ -93,9 +76,6 @@ def refusal(tmp_path, capsys, *arguments):
 
 def saved(written, name):
     return joblib.load(written / f"{name}.joblib")
-
-
-# --- What it prints and writes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -139,18 +119,21 @@ def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
     np.testing.assert_allclose(y, saved(written, "GET")["model"].predict(x), rtol=1e-6)
 
 
-def test_text_gaps_and_labels(houses, tmp_path, capsys):
-    written, table = run(tmp_path, "--csv", houses, "--target", "verdict", "--columns", "garden=drop")
+def test_text_gaps_and_labels(tmp_path, capsys):
+    file, table = tmp_path / "houses.csv", houses(90)
+    table.loc[7, "verdict"] = None
+    table.to_csv(file, index=False)
+    written, table = run(tmp_path, "--csv", file, "--target", "verdict", "--columns", "price=drop", "offered=drop")
     printed = capsys.readouterr().out
     assert "task: classification, as verdict holds 2 labels (--task says otherwise)" in printed
-    assert "1 rows without 'verdict' left out" in printed and "left out: 'street' (89 different texts" in printed
+    assert "1 rows without 'verdict' left out" in printed and "left out: 'id' (89 different texts" in printed
     assert list(table.index) == [*SIMPLE, "GET"]  # linear leaves are for regression
     rules = (written / "GET.txt").read_text()
     assert ("area" in rules or "[heating = gas]" in rules) and " rows)" in rules and "sold: " in rules
     model, encoder, classes = (saved(written, "GET")[key] for key in ("model", "encoder", "classes"))
-    frame, _ = usable(read_labelled(houses, "verdict"), "classification")
+    frame, _ = usable(read_labelled(file, "verdict"), "classification")
     chances = np.asarray(model.predict(encoder.transform(frame.x)), float)
-    assert classes == ["not yet", "sold"] and not any("garden" in name for name in encoder.feature_names)
+    assert classes == ["not yet", "sold"] and not any("offered" in name for name in encoder.feature_names)
     assert (np.array(classes)[chances.argmax(1)] == frame.y).mean() > 0.7
 
 
@@ -185,8 +168,6 @@ def test_sizes_of_simpler_models(folder):
         leaves, numbers = shapes[name]
         assert leaves > 100 and (numbers - leaves) / 2 == leaves - 100  # of 100 trees
 
-
-# --- Recipes of the user ---------------------------------------------------------------------------------------------
 
 MINE = """
 import jtrees
@@ -231,9 +212,6 @@ def test_other_objects_than_recipes_are_refused_in_one_line(mine, folder, tmp_pa
     assert message in refusal(tmp_path, capsys, *on(folder, "plane"), "--method", argument)
 
 
-# --- When something goes wrong ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("where", ["GET-Linear", "constant"])
 def test_an_interruption_keeps_the_finished_rows(folder, tmp_path, capsys, monkeypatch, where):
     original = compare.HeldOutRows.add
@@ -271,11 +249,6 @@ def test_results_that_cannot_be_written_are_one_line(folder, tmp_path, capsys, m
     assert "compare: cannot write results" in error and error.count("\n") == 1
 
 
-def test_columns_that_do_not_exist_are_refused_in_one_line(folder, tmp_path, capsys):
-    message = "--columns must name columns among x0, x1, x2; got 'price'"
-    assert message in refusal(tmp_path, capsys, *on(folder, "plane"), "--columns", "x0=drop", "price=drop")
-
-
 B = ["--target", "b"]
 
 
@@ -283,7 +256,6 @@ B = ["--target", "b"]
     ("text", "arguments", "message"),
     [
         ("a,b\n1,2\n", [], "--target must be one of the columns a, b; none was named"),
-        ("a,b\n1,2\n", ["--target", "c"], "--target must be one of the columns a, b; got 'c'"),
         ("a;b\n1;2, or 3\n", B, "has one column, 'a;b': try --separator ';'"),
         ("b\n2\n", B, "at least one column besides the target"),
         ("a,b\n", B, "has a header and no rows: at least 20"),
@@ -293,17 +265,12 @@ B = ["--target", "b"]
         ("a,b\n" + "1,2,\n" * 40 + "1,2,3\n", B, "rows have more fields than the header"),
         ("a,b\n" + "1,2\n" * 40 + "1,2,\n", B, "cannot read"),
         ("a,b\n" + "1,2\n" * 40, B, "must take at least two values, got '2'"),
-        ("a,b\n" + "1,x\n2,y\n" * 20, [*B, "--task", "regression"], "for --task regression, got 'x'"),
-        ("a,b\n" + "".join(f"1,x{i}\n" for i in range(40)), B, "40 labels of fewer than 5 rows"),
         ("a,b\n" + "1,2\n2,3\n" * 20, [*B, "--columns", "a=drop"], "x must have a column to learn from, got only"),
     ],
 )
 def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, text, arguments, message):
     (tmp_path / "bad.csv").write_text(text)
     assert message in refusal(tmp_path, capsys, "--csv", tmp_path / "bad.csv", *arguments)
-
-
-# --- Tables ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -339,9 +306,6 @@ def test_twenty_rows_of_four_classes(tmp_path):
     pd.DataFrame({"a": rng.uniform(size=20), "kind": list("abcd") * 5}).to_csv(tmp_path / "few.csv", index=False)
     _, table = run(tmp_path, "--csv", tmp_path / "few.csv", "--target", "kind")
     assert np.isfinite(table.to_numpy(float)).all()
-
-
-# --- Data by name ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -56,18 +56,6 @@ def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
     assert total.programs() == 3
 
 
-# Without the sums, which have a program for each number of trees.
-SHAPED = [name for name in RECIPES if name not in ("Boosted", "Refined")]
-
-
-@pytest.mark.parametrize("name", sweeps.slow(SHAPED, ["GET", "DGT", "LatentTree", "Bagged"]))
-def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(name, count_compilations):
-    recipe = GET.replace(starts=6) if name == "GET" else RECIPES[name]
-    assert count_compilations(lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)) > 0
-    x, y = table()
-    assert count_compilations(lambda: jtrees.fit(recipe, x, y, key=KEY).predict(x)) == 0
-
-
 CASES = {
     "classes": ({"classes": 3}, {"task": "classification"}),
     "targets": ({"outputs": 2}, {}),
@@ -77,17 +65,22 @@ CASES = {
     "held out": ({"held_out": 0.5}, {"held_out": 0.5}),
     "monotone": ({"monotone": True}, {"monotone": {1: -1}}),
 }
+# Without the sums, which have a program for each number of trees.
+SHAPED = (
+    RECIPES | {"GET": GET.replace(starts=6), "monotone": RECIPES["CO2"]} | dict.fromkeys(set(CASES) - {"monotone"}, DGT)
+)
+PLAIN = [name for name in RECIPES if name not in ("Boosted", "Refined")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_tasks_rows_to_evaluate_on_and_constraints_are_part_of_a_warm_up(case, count_compilations):
-    shape, options = CASES[case]
-    recipe, (x, y) = RECIPES["CO2"] if case == "monotone" else DGT, table()
+@pytest.mark.parametrize("name", sweeps.slow([*PLAIN, *CASES], ["GET", "DGT", "LatentTree", "Bagged", *CASES]))
+def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(name, count_compilations):
+    """The task, rows to evaluate on and constraints are part of the warm-up."""
+    shape, options = CASES.get(name, ({}, {}))
+    x, y = table()
     pair, three = np.stack([y, -y], 1), np.digitize(y, np.quantile(y, [0.3, 0.6]))
-    y = {"classes": three, "targets": pair, "policy": pair, "loss": y - y.min() + 1}.get(case, y)
-    assert count_compilations(lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS, **shape)) > 0
-    assert count_compilations(lambda: jtrees.fit(recipe, x, y, key=KEY, **options).predict(x)) == 0
+    y = {"classes": three, "targets": pair, "policy": pair, "loss": y - y.min() + 1}.get(name, y)
+    assert count_compilations(lambda: jtrees.warmup(SHAPED[name], rows=ROWS, columns=COLUMNS, **shape)) > 0
+    assert count_compilations(lambda: jtrees.fit(SHAPED[name], x, y, key=KEY, **options).predict(x)) == 0
 
 
 def test_a_warm_up_takes_few_updates_and_leaves_fits_as_they_are():

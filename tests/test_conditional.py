@@ -138,13 +138,6 @@ def test_more_samples_than_are_followed_together(monkeypatch, x64):
     assert overflow and min(means) < 3 < max(means)
 
 
-@pytest.mark.parametrize("width", sweeps.quick([None, 8], [8]))
-def test_gradients_are_those_of_finite_differences(x64, width):
-    operands, cotangent = case(2, 3, n=5)
-    weighted = lambda *operands: (routing.conditional_ensemble(*operands, width=width) * cotangent).sum()
-    jax.test_util.check_grads(weighted, (*operands, 1.5), order=1, modes=["rev"], eps=1e-6)
-
-
 @pytest.mark.slow
 @given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.integers(0, 10**6), st.floats(0.01, 3))
 def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
@@ -161,14 +154,6 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
         result, overflow = reached(width, (x, weights, bias), np.float32(gamma))
         np.testing.assert_array_equal(result[:trees, :n], count)
         assert not overflow
-
-
-def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):
-    operands, cotangent = case(6, 5, scale=100.0)
-    for width in (None, 4):
-        _, _, d_weights, d_bias, d_leaves, _ = pair(None, width, operands, 1e-3, cotangent)
-        assert not d_weights.any() and not d_bias.any()
-        assert (np.abs(d_leaves).sum(2) > 0).sum() <= 12 * 2
 
 
 def test_bad_input_is_refused():

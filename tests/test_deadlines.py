@@ -24,24 +24,12 @@ search_fit = sys.modules["jtrees.search.fit"]
 KEY = jax.random.key(0)
 
 
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(monitor, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    """A clock that stands still unless it is moved."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(monitor, "time", clock)
     return clock
-
-
-# --- The monitor -----------------------------------------------------------------------------------------------------
 
 
 def test_calls_grow_up_to_half_a_second(clock):
@@ -119,8 +107,6 @@ def test_slow_work_is_done_on_as_many_rows_as_there_is_time_for(clock, seconds, 
     assert result == rows or (seconds == 3.0 and 2_000 < result < 3_000)
 
 
-# --- Calls of any length ---------------------------------------------------------------------------------------------
-
 LONGER = {"GET": {"starts": 6, "epochs": 60}, "DGT": {"epochs": 30, "precondition": 0.9}}
 
 
@@ -137,9 +123,6 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeyp
         np.testing.assert_array_equal(fits[0].history, other.history)
         np.testing.assert_array_equal(fits[0].predict(X), other.predict(X))
         assert fits[0].step == other.step and fits[0].report.ended_at == other.report.ended_at
-
-
-# --- Fits ------------------------------------------------------------------------------------------------------------
 
 
 LATE = {
@@ -195,7 +178,7 @@ def test_imports_are_not_on_the_clock(clock, monkeypatch):
         clock.now += 100
 
     monkeypatch.setattr(warmstart, "import_packages", import_packages)
-    monkeypatch.setattr(search_fit, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(search_fit, "time", clock)
     fit = jtrees.fit(DGT, X, Y, key=KEY, max_seconds=50)
     assert clock.now == 100 and fit.report.ended == "finished" and fit.report.seconds == 0
 

@@ -16,15 +16,12 @@ from jtrees.routing import path_sum
 from jtrees.tasks import Classification, Regression
 from tests import oracles
 
+KEY = jax.random.key(0)
 RECIPE = jtrees.DGT(depth=3, epochs=30, batch_size=50, widths=(16, 16))
 
 
-def key(seed=0):
-    return jax.random.key(seed)
-
-
 def fit(x, y, *, recipe=RECIPE, seed=0, task="regression", validation=None, **changed):
-    return jtrees.fit(recipe.replace(**changed), x, y, key=key(seed), task=task, validation=validation)
+    return jtrees.fit(recipe.replace(**changed), x, y, key=jax.random.key(seed), task=task, validation=validation)
 
 
 def chain(depth=3, p=4, widths=(7, 5), outputs=(), classes=None, seed=0):
@@ -77,7 +74,7 @@ def test_collapsing_in_either_order_has_the_gradient_of_the_layers(x64):
 
 
 def test_a_random_chain_is_uniform():
-    params = jax.jit(lambda: random_chain(key(), 6, 24, (100,), (5,), jnp.float32))()
+    params = jax.jit(lambda: random_chain(KEY, 6, 24, (100,), (5,), jnp.float32))()
     first, last = map(np.asarray, params.factors)
     assert (first.shape, last.shape, params.leaves.values.shape) == ((100, 25), (63, 100), (64, 5))
     for part, low, high in [(first, -1 / 5, 1 / 5), (last, -1 / 10, 1 / 10), (np.asarray(params.leaves.values), 0, 1)]:
@@ -91,7 +88,7 @@ def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
     (x, y), params = samples(outputs=outputs, classes=classes), chain(outputs=outputs, classes=classes)
     method = jtrees.methods.dgt(3, task=task_of(outputs, classes), l1=0.1, l2=0.01)
     batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(y))
-    loss, score = jax.jit(lambda params: method.loss(params, batch, key=key(), step=jnp.int32(0)))(params)
+    loss, score = jax.jit(lambda params: method.loss(params, batch, key=KEY, step=jnp.int32(0)))(params)
     tree = params.tree()
     predictions = np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)]
     if classes is None:
@@ -109,7 +106,7 @@ def test_gradient_is_algorithm_2_through_the_loss(x64, window):
     (x, y), params = samples(seed=2), chain(widths=())
     loss = jtrees.methods.dgt(3, window=window).loss
     batch = jtrees.Batch(*map(jnp.asarray, (x, y, np.ones(30))))
-    got = jax.jit(jax.grad(lambda params: loss(params, batch, key=key(), step=jnp.int32(0))[0]))(params)
+    got = jax.jit(jax.grad(lambda params: loss(params, batch, key=KEY, step=jnp.int32(0))[0]))(params)
     inputs = np.column_stack([x, np.ones(30)])
     scores = params.factors[0] @ inputs.T
     size = np.abs(scores).mean() if window == "mean" else 1.0
@@ -195,8 +192,8 @@ def test_a_tree_is_evaluated_with_the_leaves_that_it_will_have(data):
     rows = jtrees.Batch(jnp.asarray(data[0]), jnp.asarray(data[1]))
     train, evaluated = (jax.tree.map(lambda a, part=part: a[part], rows) for part in (slice(150), slice(150, None)))
     recipe = RECIPE.replace(refit=True)
-    run = jtrees.search.Run(recipe, jtrees.Regression(), train, evaluated, key())
-    params = jax.jit(lambda: recipe.method(run).init(train, key=key()))()
+    run = jtrees.search.Run(recipe, jtrees.Regression(), train, evaluated, KEY)
+    params = jax.jit(lambda: recipe.method(run).init(train, key=KEY))()
     outputs = jax.jit(lambda params: params.tree().refit(*train).apply(evaluated.x))(params)
     loss = jax.jit(lambda params: recipe.evaluate(run, params))(params)
     assert float(loss) == pytest.approx(float(jnp.square(outputs - evaluated.y).mean()), rel=1e-5)

@@ -1,5 +1,6 @@
 """Several processes: they find what one process with as many devices finds, stop together, and none waits for ever."""
 
+import functools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tests import ROOT, compiled
+from tests import ROOT, compiled, sweeps
 from tests.several import CASES
 
 pytestmark = pytest.mark.slow
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.slow
 # Cases in which processes differ.
 APART = ("without a seed", "alone", "warnings", "progress", "deadline", "folders", "missing")
 APART += ("interruption", "interrupted sweep")
-SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "Boosted")]
-SOME += ["GET without a mesh", "sweep", "saved model", "saved state", "joined rows", "predictions", "starts"]
-OTHERS = [case for case in CASES if case not in (*APART, *SOME)]
+SOME = *(f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "Boosted")), "GET without a mesh", "sweep", "saved model"
+SOME += ("saved state", "joined rows", "predictions", "starts")
+OTHERS = tuple(case for case in CASES if case not in (*APART, *SOME))
 SECONDS = 500
 
 
@@ -58,31 +59,17 @@ def compared(folder, cases):
     return single, *(numbers for _, numbers in outputs_of(started(2, folder, cases)))
 
 
-def assert_equal(result, case):
-    single, *several = (numbers[case] for numbers in result)
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """A function of cases: the numbers of one process and of two."""
+    return functools.cache(lambda cases: compared(tmp_path_factory.mktemp("several"), cases))
+
+
+@pytest.mark.parametrize("case", sweeps.quick([*SOME, *OTHERS], SOME, pytest.mark.wide))
+def test_two_processes_find_what_one_finds(numbers, case):
+    single, *several = (result[case] for result in numbers(SOME if case in SOME else OTHERS))
     assert several[0] == several[1]
     np.testing.assert_allclose(several[0], single, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def selected(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("several"), SOME)
-
-
-@pytest.fixture(scope="module")
-def rest(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("several"), OTHERS)
-
-
-@pytest.mark.parametrize("case", SOME)
-def test_two_processes_find_what_one_finds(selected, case):
-    assert_equal(selected, case)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("case", OTHERS)
-def test_two_processes_find_what_one_finds_for_every_recipe(rest, case):
-    assert_equal(rest, case)
 
 
 def test_a_process_alone_and_who_speaks(tmp_path):

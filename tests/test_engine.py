@@ -179,13 +179,6 @@ def test_a_stage_is_evaluated_after_each_part_until_early_stopping(engine, patie
     np.testing.assert_array_equal(stage.losses, np.arange(ends[-1]))
 
 
-def test_a_stage_after_a_deadline_has_at_most_one_update():
-    late = engine_of(monitor=Monitor(deadline=time.monotonic() - 1))
-    first, second = (staged(problem, 100) for problem in problems_of(1.0, 1.0, engine=late))
-    assert (first.losses.tolist(), first.evaluations.tolist()) == ([0], [-1])
-    assert (second.losses.tolist(), second.evaluations.tolist()) == ([0], [-1])
-
-
 @pytest.mark.parametrize("concurrent", [1, 4, None])
 def test_a_limited_number_of_procedures_run_at_a_time(engine, concurrent):
     """Results are in the order of the procedures, also of those that fail or end without a call."""
@@ -403,25 +396,6 @@ def test_values_on_the_device_continue_in_any_order(engine, order):
 
 def with_number(run: Run, values: dict[str, jax.Array], number: jax.Array) -> jax.Array:
     return run.recipe.rate + values["value"] + values["twice"] + number
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-def test_stacks_train_the_trees_of_single_runs():
-    """Up to rounding: also runs that end early, of which each has another number of updates."""
-    rng = np.random.default_rng(3)
-    table, validation = (checked_table(rng.normal(size=(60, 4)), rng.normal(size=60), None, "regression") for _ in "ab")
-    recipe = jtrees.DGT(depth=3, epochs=120, batch_size=50, widths=(16,))
-    fits = []
-    for engine in (engine_of(), engine_of(stacked=True)):
-        problem = problem_of_table(recipe, table, validation=validation, engine=engine)
-        fits.append(run(*(start.recipe.search(start) for start in problem.repeat(5)), engine=engine))
-    updates = lambda fitted: np.isfinite(fitted.history).sum()
-    assert len({updates(fitted) for fitted in fits[0]}) > 1
-    for single, other in zip(*fits, strict=True):
-        assert (single.step, updates(single)) == (other.step, updates(other))
-        np.testing.assert_allclose(other.history, single.history, rtol=1e-3)
-        np.testing.assert_allclose(other.score, single.score, rtol=1e-3)
 
 
 SOME = ("DGT", "Bagged", "FromMethod")

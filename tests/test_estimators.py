@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import joblib
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
@@ -42,19 +40,6 @@ def classifier(recipe=DGT, **options):
     return TreeClassifier(recipe, random_state=0, **options)
 
 
-@pytest.fixture
-def problems(monkeypatch):
-    """The problems that DGT is fitted to."""
-    search, recorded = jtrees.DGT.search, []
-
-    async def recording(self, problem):
-        recorded.append(problem)
-        return await search(self, problem)
-
-    monkeypatch.setattr(jtrees.DGT, "search", recording)
-    return recorded
-
-
 def test_regressor():
     model = regressor(GET).fit(X, Y)
     predictions = model.predict(X)
@@ -75,14 +60,6 @@ def test_classifier_of_names():
     np.testing.assert_array_equal(model.predict(X), model.classes_[chances.argmax(1)])
     assert chances.dtype == np.float64 and model.score(X, LABELS) > 0.7
     np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), chances, rtol=1e-12)
-
-
-def test_classes_whose_rows_have_no_weight_are_classes():
-    complete = LABELS != "low"
-    model = classifier().fit(X, LABELS, sample_weight=complete)
-    assert model.classes_.tolist() == ["high", "low", "middle"]
-    assert (model.predict_proba(X)[:, 1] == 0).all() and (model.predict_log_proba(X)[:, 1] == -np.inf).all()
-    np.testing.assert_array_equal(model.predict(X), classifier().fit(X[complete], LABELS[complete]).predict(X))
 
 
 def test_nothing_varies():
@@ -116,21 +93,6 @@ def test_random_state():
         assert (fits[i] == fits[j]).all() == equal
 
 
-@pytest.mark.slow
-def test_losses_by_name():
-    y = tables.COUNTS
-    model = regressor(GET, loss="poisson").fit(X, y)
-    key = jax.random.key(int(np.random.RandomState(0).randint(np.iinfo(np.int32).max)))
-    fit = jtrees.fit(GET, X, y, key=key, task=jtrees.Regression(loss_function="poisson"))
-    np.testing.assert_array_equal(model.predict(X), fit.predict(X))
-    assert clone(model).get_params()["loss"] == "poisson"
-    assert TreeRegressor(loss="gamma").get_params()["recipe__leaves"] == "constant"  # of the default recipe
-    by_name = regressor(GET, loss="quantile", quantile=(0.1, 0.9)).fit(X, Y).predict(X)
-    same = regressor(GET, loss=jtrees.losses.Quantile((0.1, 0.9))).fit(X, Y).predict(X)
-    np.testing.assert_array_equal(same, by_name)
-    assert regressor(GET, loss="quantile", quantile=0.9).fit(X, Y).predict(X).shape == Y.shape
-
-
 def test_parameters_of_the_recipe():
     model = TreeRegressor(jtrees.Bagged(DGT, trees=2))
     assert model.get_params()["recipe__trees"] == 2 and model.get_params()["recipe__base__depth"] == 2
@@ -143,14 +105,6 @@ def test_parameters_of_the_recipe():
     with pytest.raises(ValueError, match="Invalid parameter 'depth'"):
         model.set_params(depth=3)
     assert "Bagged(base=DGT(" in repr(model)
-
-
-@pytest.mark.slow
-def test_folds_compile_once(count_compilations):
-    x, y = np.tile(X, (2, 1))[:-1], np.tile(Y, 2)[:-1]
-    x[:, 1] += np.arange(len(x))  # all rows differ
-    assert count_compilations(lambda: regressor().fit(x[160:], y[160:]).predict(x[:160]) is None) > 0
-    assert count_compilations(lambda: cross_val_score(regressor(), x, y, cv=5)) == 0
 
 
 @pytest.mark.parametrize("later", [{"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str)
@@ -248,24 +202,11 @@ def test_names_say_whether_the_default_is_one_tree_or_a_sum(tree, boosted, y, tm
     options = {"rounds": 3, "patience": None, "base__depth": 1, "base__epochs": 2}
     model = boosted(options, random_state=0).fit(frame, y)
     assert model.tree_ is None and len(model.model_.model) == 3 and model.score(frame, y) > 0
-    read_again(model, frame, tmp_path)
+    with pytest.raises(AttributeError, match=r"this needs a single tree; this model is a FrameModel\(Forest"):
+        model.get_depth()
+    reloaded = read_again(model, frame, tmp_path)
+    np.testing.assert_array_equal(reloaded.fit(frame, y).predict(frame), model.predict(frame))  # it can be fitted again
     assert jtrees.io.header(tmp_path / "it.jtrees")["kind"] == boosted.__name__
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [None, recipes.LINEAR, recipes.BAGGED], ids=["default", "GET", "Bagged"])
-def test_a_regressor_saved_and_loaded(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(TreeRegressor, "default_recipe", DGT.replace(widths=(3,)))
-    targets = np.stack([Y, np.full_like(Y, 0.1), X[:, 0]], axis=1)
-    model = regressor(recipe, validation_fraction=0.25, max_seconds=60.0).fit(X, targets)
-    if isinstance(model.model_, jtrees.Forest):
-        with pytest.raises(AttributeError, match="this needs a single tree; this model is a Forest"):
-            model.get_depth()
-    reloaded = read_again(model, X, tmp_path)
-    assert not hasattr(reloaded, "feature_names_in_")
-    np.testing.assert_array_equal(reloaded.fit(X, targets).predict(X), model.predict(X))  # it can be fitted again
-    with pytest.raises(ValueError, match="X has 2 features, but TreeRegressor is expecting 4 features"):
-        reloaded.predict(X[:, :2])
 
 
 def test_parts_of_an_estimator_that_cannot_be_saved(tmp_path):
@@ -301,27 +242,11 @@ def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
     with pytest.warns(jtrees.tables.ColumnsWarning, match="'same'"):
         model = regressor().fit(frame, Y)
     np.testing.assert_array_equal(model.predict(frame.to_numpy(object)), model.predict(frame))
+    importances = model.feature_importances_
+    assert importances.shape == (7,) and importances.sum() == pytest.approx(1) and importances.argmax() == 0
+    assert list(model.get_feature_names_out()) == model.encoder_.feature_names
     with pytest.raises(ValueError, match="X has 4 features, but TreeRegressor is expecting 7"):
         model.predict(frame.to_numpy(object)[:, :4])
-
-
-@pytest.mark.slow
-def test_estimators_take_frames_and_arrays_of_objects(tmp_path):
-    frame = tables.frame()
-    cells, y = frame.to_numpy(object), np.where(frame["size"] > 0, "large", "small")
-    model = classifier(GET, validation_fraction=0.2).fit(frame, y)
-    assert model.score(frame, y) > 0.8 and list(model.feature_names_in_) == list(frame)
-    assert list(model.get_feature_names_out()) == model.encoder_.feature_names
-    assert model.get_depth() in (1, 2) and model.apply(frame).shape == (400,)
-    importances = model.feature_importances_
-    assert importances.sum() == pytest.approx(1) and importances[0] > 0.8
-    jtrees.save(model, tmp_path / "model.jtrees")
-    np.testing.assert_array_equal(jtrees.load(tmp_path / "model.jtrees").predict(frame), model.predict(frame))
-    with pytest.raises(ValueError, match="feature names"):
-        model.predict(frame[[*frame][::-1]])  # as everywhere in scikit-learn
-    as_frame, as_cells = regressor().fit(pl.from_pandas(frame), Y), regressor().fit(cells, Y)
-    np.testing.assert_array_equal(as_cells.predict(cells), as_frame.predict(pl.from_pandas(frame)))
-    assert not hasattr(as_cells, "feature_names_in_") and as_cells.get_feature_names_out()[0] == "x0"
 
 
 @pytest.mark.parametrize("constant", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -345,7 +270,10 @@ def test_estimators_fill_gaps_that_the_training_array_did_not_have(constant, tmp
     assert list(model.get_feature_names_out()) == ["x0", "x1", "[x1 missing]", "x2", "x3"]
 
 
-def test_validation_fraction(problems):
+def test_validation_fraction(monkeypatch):
+    problems, search = [], jtrees.DGT.search
+    recording = lambda self, problem: (problems.append(problem), search(self, problem))[1]
+    monkeypatch.setattr(jtrees.DGT, "search", recording)
     classifier(validation_fraction=0.2, max_seconds=100).fit(X, LABELS)
     training, held_out = problems[0].data.table, problems[0].data.validation
     assert len(held_out.x) == 80 and len(training.x) == 320 and 50 < problems[0].monitor.left() <= 100
@@ -437,20 +365,6 @@ def test_refused(change, message):
     fit = {name: arguments.pop(name) for name in ("X", "y", "sample_weight") if name in arguments}
     with pytest.raises(ValueError, match=message):
         TreeRegressor(**arguments).fit(**fit)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (["gas", "wood"] * 30, "'gas' in column 'heating': encode text, such as by a OneHotEncoder"),
-        (pd.date_range("2020", periods=60, tz="UTC"), "Timestamp.* in column 'heat"),
-        (pd.period_range("2020", periods=60), "Period.* in column 'heating': make"),
-    ],
-)
-def test_a_model_of_an_array_names_what_is_not_numeric(values, message):
-    model = TreeRegressor(DGT).fit(X[:60], np.ones(60))
-    with pytest.raises(ValueError, match=f"X must be numeric, got {message}"):
-        model.predict(pd.DataFrame({"heating": values, "b": 1.0, "c": 1.0, "d": 1.0}))
 
 
 @pytest.mark.parametrize(

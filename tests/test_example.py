@@ -1,12 +1,11 @@
 """The recipe that the tutorial reads: everything that recipes can do, it can."""
 
-import importlib
-
 import jax
 import numpy as np
 import pytest
 
 import jtrees
+from jtrees import SoftDecisionTree
 from jtrees.search import Problem
 from tests import ROOT, tables
 
@@ -17,25 +16,9 @@ X = tables.X[:, :3]
 Y = np.where(X @ [1, -1, 0.5] > 0, 1.0, -1.0) + 0.5 * np.where(X @ [1, 1, 0] > 0, 1.0, -1.0)
 
 
-@pytest.fixture(scope="module")
-def example():
-    """The module of the recipe. The function of the method has the name of the module."""
-    return importlib.import_module("jtrees.methods.soft_decision_tree")
-
-
 @pytest.mark.slow
-def test_it_learns_and_is_saved(example, tmp_path):
-    recipe = example.SoftDecisionTree(depth=2, epochs=150, learning_rate=0.03)
-    result = jtrees.fit(recipe, X, Y, key=KEY)
-    assert isinstance(result.tree, jtrees.ObliqueTree)
-    assert result.loss < 0.15 * Y.var()
-    jtrees.save(result, path := tmp_path / "tree.jtrees")
-    np.testing.assert_array_equal(jtrees.load(path).predict(X), result.predict(X))
-
-
-@pytest.mark.slow
-def test_starts_that_are_chosen_on_rows_left_out_are_better_than_one(example):
-    single, six = (example.SoftDecisionTree(depth=2, epochs=40, starts=starts) for starts in (1, 6))
+def test_starts_that_are_chosen_on_rows_left_out_are_better_than_one():
+    single, six = (SoftDecisionTree(depth=2, epochs=40, starts=starts) for starts in (1, 6))
     seed_losses = lambda recipe: jtrees.sweep(recipe, X, Y, key=KEY, seeds=6, validation=0.25).losses
     assert seed_losses(six).mean() < 0.9 * seed_losses(single).mean()
 
@@ -44,19 +27,15 @@ def test_starts_that_are_chosen_on_rows_left_out_are_better_than_one(example):
 def trainings(monkeypatch):
     """The problems that are trained, in this order."""
     problems, train = [], Problem.train
-
-    async def recorded(self, *args, **options):
-        problems.append(self)
-        return await train(self, *args, **options)
-
+    recorded = lambda self, *args, **options: (problems.append(self), train(self, *args, **options))[1]
     monkeypatch.setattr(Problem, "train", recorded)
     return problems
 
 
 @pytest.mark.slow
-def test_starts_of_one_run_are_compared_on_the_same_rows(example, trainings):
+def test_starts_of_one_run_are_compared_on_the_same_rows(trainings):
     """The trials leave out the same rows; the last training has all rows again."""
-    jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY)
+    jtrees.fit(SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY)
     *trials, last = trainings
     assert len(trials) == 3 and last.count == len(X) and any(last.key is trial.key for trial in trials)
     for trial in trials:
@@ -64,17 +43,17 @@ def test_starts_of_one_run_are_compared_on_the_same_rows(example, trainings):
         assert trial.count == (trial.evaluation.weight == 0).sum() - (last.batch.weight == 0).sum() == 4 * len(X) // 5
 
 
-def test_the_best_trial_is_the_result_if_the_time_is_up(example, trainings):
-    fit = jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY, max_seconds=1e-6)
+def test_the_best_trial_is_the_result_if_the_time_is_up(trainings):
+    fit = jtrees.fit(SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY, max_seconds=1e-6)
     assert len(trainings) == 3 and fit.report.ended == "max_seconds" and fit.step == 1
     np.testing.assert_allclose(fit.loss, np.mean((fit.predict(X) - Y) ** 2))
 
 
-def test_starts_that_became_non_finite_are_an_error(example):
+def test_starts_that_became_non_finite_are_an_error():
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
-        jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, learning_rate=1e30), X, Y, key=KEY)
+        jtrees.fit(SoftDecisionTree(depth=1, epochs=10, learning_rate=1e30), X, Y, key=KEY)
     with pytest.raises(ValueError, match="balance must be a finite number of at least 0"):
-        jtrees.fit(example.SoftDecisionTree(balance=-1.0), X, Y, key=KEY)
+        jtrees.fit(SoftDecisionTree(balance=-1.0), X, Y, key=KEY)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("pod", 100), ("sweep_pod", 100), ("train_large", 250)])

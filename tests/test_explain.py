@@ -10,28 +10,15 @@ import pytest
 from sklearn.metrics import accuracy_score, r2_score
 
 import jtrees
-from jtrees import explain, losses
+from jtrees import explain
 from jtrees.estimators import TreeRegressor
-from tests import recipes, sweeps, tables
+from tests import exported_models, recipes, sweeps, tables
 
 
-def random_tree(kind="constant", depth=3, p=5, seed=0, origin=False):
-    """A random tree."""
-    rng = np.random.default_rng(seed)
-    f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
-    nodes, leaves = 2**depth - 1, 2**depth
-    factories = {
-        "constant": lambda: jtrees.leaves.Values(f32(leaves)),
-        "outputs": lambda: jtrees.leaves.Values(f32(leaves, 2)),
-        "linear": lambda: jtrees.leaves.Linear(f32(leaves, p), f32(leaves)),
-        "classes": lambda: jtrees.leaves.Values(jax.nn.softmax(f32(leaves, 3)), jtrees.losses.Frequencies()),
-        "counts": lambda: jtrees.leaves.Values(f32(leaves), losses.Poisson()),
-        "quantiles": lambda: jtrees.leaves.Values(f32(leaves, 2), losses.Quantile((0.1, 0.9))),
-        "actions": lambda: jtrees.leaves.Values(1e4 * jax.nn.one_hot(f32(leaves, 3).argmax(1), 3), losses.Rewards()),
-    }
-    far = None if kind in ("classes", "counts", "actions") else jnp.float32(3.0)
-    zero = jtrees.Origin(f32(p), far) if origin else None
-    return jtrees.ObliqueTree(f32(nodes, p), f32(nodes) / 2, factories[kind](), zero)
+def random_tree(kind, *args, **options):
+    """A random tree, whose origin is near the rows."""
+    tree, _ = exported_models.random_tree(kind, *args, **options)
+    return tree if tree.origin is None else tree.replace(origin=tree.origin.replace(x=tree.origin.x / 5000))
 
 
 def rows(n, p=5, seed=1):
@@ -57,9 +44,10 @@ def raw():
     return frame, y, jtrees.tables.FrameModel(tree, encoder)
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(["linear", "classes", "actions"], ["linear"]))
+@pytest.mark.parametrize("kind", sweeps.quick(["linear", "frequency", "actions"], ["linear"]))
 def test_parts_add_up(kind):
     tree = random_tree(kind, origin=True)
+    origin = 0 if tree.origin.y is None else float(tree.origin.y)
     for x in rows(20):
         path = explain.path(tree, x)
         assert path.leaf == tree.leaf_index(x[None])[0]
@@ -70,7 +58,7 @@ def test_parts_add_up(kind):
             assert split.reference + sum(split.parts.values()) == pytest.approx(split.margin, abs=1e-12)
         np.testing.assert_array_equal(path.prediction, tree.predict(x[None])[0])
         if kind == "linear":
-            base = tree.leaves.at(jnp.array([path.leaf]), jnp.zeros((1, 5)))[0] + 3
+            base = tree.leaves.at(jnp.array([path.leaf]), jnp.zeros((1, 5)))[0] + origin
             assert base + sum(path.parts.values()) == pytest.approx(float(path.prediction), abs=1e-5)  # float32
         else:
             assert path.parts is None
@@ -109,14 +97,14 @@ def nearest_by_active_sets(tree, x, deviation, is_target, bounds=None):
 @pytest.mark.parametrize(
     ("depth", "p", "kind"),
     [
-        *((size, size, kind) for size in (1, 2) for kind in ("constant", "classes")),
+        *((size, size, kind) for size in (1, 2) for kind in ("constant", "frequency")),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [(3, 5, "quantiles"), (4, 3, "actions")]),
         pytest.param(6, 4, "constant", marks=pytest.mark.slow),
     ],
 )
 def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
-    tree, table = random_tree(kind, depth, p), rows(100, p) * np.arange(1, p + 1)
-    answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("classes", "actions") else np.arange(2**depth)
+    tree, table = random_tree(kind, depth, p, seed=1), rows(100, p) * np.arange(1, p + 1)
+    answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("frequency", "actions") else np.arange(2**depth)
     for x in table[: 8 if depth < 6 else 2]:
         assert_nearest(tree, x, table, answer, extrapolate=True)
 
@@ -169,9 +157,9 @@ def test_nothing_to_change():
     assert explain.nearest_change(tree, [0.0, 0.0], rows(10, 2) * [0, 1]) is None  # it does not vary
 
 
-def by_orders(predict, x, background, groups):
+def by_orders(predict, x, background, groups=None):
     """The definition: the mean over all orders of the columns."""
-    values = []
+    values, groups = [], groups or [[j] for j in range(x.shape[1])]
     for row in x:
         total = [0.0] * len(groups)
         for order in itertools.permutations(range(len(groups))):
@@ -185,12 +173,14 @@ def by_orders(predict, x, background, groups):
     return np.array(values)
 
 
-@pytest.mark.parametrize("origin", [False, True])
-@pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "classes", "counts", "quantiles"])
+KINDS = ("constant", "outputs", "linear", "frequency", "counts", "quantiles")
+
+
+@pytest.mark.parametrize(("kind", "origin"), [("linear", False), *((kind, True) for kind in KINDS)])
 def test_shapley_values_are_means_over_all_orders(kind, origin):
     tree, x, background = random_tree(kind, p=4, origin=origin), rows(3, 4), rows(9, 4, seed=2)
     actual = explain.shapley_values(tree, x, background)
-    expected = by_orders(tree.predict, x, background, [[0], [1], [2], [3]])
+    expected = by_orders(tree.predict, x, background)
     np.testing.assert_allclose(actual.values, expected, atol=1e-5)  # float32
     np.testing.assert_allclose(actual.base_values + actual.values.sum(1), tree.predict(x), atol=1e-5)
     np.testing.assert_allclose(actual.base_values[0], tree.predict(background).mean(0), atol=1e-5)
@@ -208,31 +198,31 @@ def test_drawn_orders_come_near_all_orders():
     np.testing.assert_allclose(actual.values[:, 6:], 0, atol=1e-6)
 
 
+LINKS = [("constant", "exp"), ("outputs", "sorted"), ("outputs", "softmax"), ("constant", "identity")]
+
+
 @pytest.mark.parametrize(
-    ("kind", "link"), [("constant", "exp"), ("outputs", "sorted"), ("outputs", "softmax"), ("constant", "identity")]
+    ("kind", "link", "combine"), [*((*pair, "sum") for pair in LINKS), ("constant", "identity", "mean")]
 )
-def test_shapley_values_of_boosted_trees(kind, link):
+def test_shapley_values_of_forests(kind, link, combine):
     """They explain predictions, also if targets are far from zero and each tree has a part of the origin."""
     trees = [random_tree(kind, p=3, seed=seed, depth=2, origin=True) for seed in range(3)]
     far = np.float32(100) if link in ("identity", "sorted") else None
     trees = [tree.replace(origin=trees[0].origin.replace(y=far)) for tree in trees]
-    forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), *trees), "sum", link)
+    forest = exported_models.stacked(trees, combine, link)
     x, background = rows(2, 3), rows(6, 3, seed=2)
     actual = explain.shapley_values(forest, x, background)
-    expected = by_orders(forest.predict, x, background, [[0], [1], [2]])
+    expected = by_orders(forest.predict, x, background)
     np.testing.assert_allclose(actual.values, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(actual.base_values[0], forest.predict(background).mean(0), rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_shapley_values_of_other_models(raw, fitted):
-    forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), random_tree(p=4), random_tree(p=4, seed=5)))
     x, background = rows(2, 4), rows(6, 4, seed=2)
-    expected = by_orders(forest.predict, x, background, [[0], [1], [2], [3]])
-    np.testing.assert_allclose(explain.shapley_values(forest, x, background).values, expected, atol=1e-5)
     soft = fitted(recipes.TEL).model
     actual = explain.shapley_values(soft, x, background)
-    np.testing.assert_allclose(actual.values, by_orders(soft.predict, x, background, [[0], [1], [2], [3]]), atol=1e-4)
+    np.testing.assert_allclose(actual.values, by_orders(soft.predict, x, background), atol=1e-4)
     np.testing.assert_allclose(actual.base_values + actual.values.sum(1), soft.predict(x), rtol=1e-5)
     frame, _, model = raw
     actual = explain.shapley_values(model, frame[:3], frame[50:60])
@@ -244,7 +234,7 @@ def test_shapley_values_of_other_models(raw, fitted):
 
 
 def test_importances():
-    tree, x = random_tree("classes", p=4), rows(300, 4)
+    tree, x = random_tree("frequency", p=4), rows(300, 4)
     tree = tree.replace(weights=tree.weights.at[:, 3].set(0))
     score = lambda y, actual: accuracy_score(y, actual.argmax(-1))
     shuffled = explain.permutation_importance(tree, x, tree.predict(x).argmax(-1), score, repeats=3)
@@ -299,7 +289,7 @@ def test_changes_of_a_table_with_gaps(extrapolate):
         assert nearest(2000.0, 10.0, few_rows.fillna(50.0)).x[1] > 20
 
 
-TREE = random_tree()
+TREE = random_tree("constant")
 ERRORS = {
     explain.path: [
         ((jtrees.Forest(jax.tree.map(lambda a: a[None], TREE)), rows(1)), {}, "must be a single tree, got Forest"),

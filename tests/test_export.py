@@ -18,68 +18,45 @@ from jtrees import Forest, ObliqueTree, export
 from jtrees.export.template import c_comment, c_literal, sql_literal, sql_name
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
-from tests import nasty, recipes, sweeps, tables
-from tests.exported_models import (
-    FEW,
-    FITTED,
-    MODELS,
-    RAW,
-    STRICT,
-    check,
-    compiled,
-    expected_of,
-    fitted_model,
-    forms,
-    identity_model,
-    in_c,
-    in_numpy,
-    in_onnx,
-    numpy_file,
-    onnx_session,
-    random_tree,
-    raw_model,
-    stacked,
-    through_rows,
-)
+from tests import exported_models as models, nasty, recipes, sweeps, tables
 from tests.needs import COMPILER, needs_compiler
 
 
-@pytest.mark.parametrize("form", forms())
-@pytest.mark.parametrize("name", sweeps.quick(MODELS, FEW))
+@pytest.mark.parametrize("form", models.forms())
+@pytest.mark.parametrize("name", sweeps.quick(models.MODELS, models.FEW))
 def test_files_have_the_leaves_and_predictions_of_models_of_arrays(form, name, tmp_path):
-    check(form, *MODELS[name](), tmp_path)
+    models.check(form, *models.MODELS[name](), tmp_path)
 
 
-@pytest.mark.parametrize("form", forms("SQL", "StableHLO"))
-@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize("form", models.forms("SQL", "StableHLO"))
+@pytest.mark.parametrize("name", models.RAW)
 def test_files_have_the_leaves_and_predictions_of_models_of_raw_tables(form, name, tmp_path):
-    check(form, *RAW[name](), tmp_path)
+    models.check(form, *models.RAW[name](), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("form", forms("StableHLO"))
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("form", models.forms("StableHLO"))
+@pytest.mark.parametrize("name", models.FITTED)
 def test_files_have_the_leaves_and_predictions_of_fitted_models(form, name, tmp_path):
-    model, rows = fitted_model(name)
-    check(form, model, rows, tmp_path, rtol=1e-9)
-    assert len(np.unique(expected_of(model, rows)[1])) > 3 or name == "policy"
+    model, rows = models.fitted_model(name)
+    models.check(form, model, rows, tmp_path, rtol=1e-9)
+    assert len(np.unique(models.expected_of(model, rows)[1])) > 3 or name == "policy"
 
 
 FILLED = np.where(np.isnan(tables.GAPS), np.median(tables.X, axis=0), tables.GAPS)
-as_frame = lambda x: pd.DataFrame(x).rename(columns="x{}".format)
 
 
 def check_gaps(form, model, convert, folder):
     """A missing value has the answer of the model for the median of the training rows, in which none is missing."""
-    check(form, model, convert(tables.GAPS), folder)
-    for gaps, medians in zip(*(expected_of(model, convert(x)) for x in (tables.GAPS, FILLED)), strict=True):
+    models.check(form, model, convert(tables.GAPS), folder)
+    for gaps, medians in zip(*(models.expected_of(model, convert(x)) for x in (tables.GAPS, FILLED)), strict=True):
         np.testing.assert_array_equal(gaps, medians)
         assert len(np.unique(gaps)) > 1
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize("form", models.forms())
 @pytest.mark.parametrize(
     ("recipe", "task"),
     [
@@ -94,18 +71,18 @@ def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("form", forms("StableHLO"))
+@pytest.mark.parametrize("form", models.forms("StableHLO"))
 def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have(form, tmp_path):
-    model = jtrees.fit(recipes.GET, as_frame(tables.X), tables.Y, key=jax.random.key(0)).model
-    check_gaps(form, model, as_frame, tmp_path)
+    model = jtrees.fit(recipes.GET, models.frame_of(tables.X), tables.Y, key=jax.random.key(0)).model
+    check_gaps(form, model, models.frame_of, tmp_path)
 
 
-@pytest.mark.parametrize("form", forms("StableHLO"))
+@pytest.mark.parametrize("form", models.forms("StableHLO"))
 @pytest.mark.parametrize("name", ["@COLUMNS@ $x", '*/ "\\'])
 def test_names_and_levels_may_look_like_parts_of_a_template(form, name, tmp_path):
     """Or like the end of a literal or of a comment."""
     frame = pd.DataFrame({name: [*nasty.TEXTS, None] * 10})
-    check(form, identity_model(frame, np.arange(len(frame))), frame, tmp_path)
+    models.check(form, models.identity_model(frame, np.arange(len(frame))), frame, tmp_path)
 
 
 TEXTS = list(enumerate(nasty.TEXTS))
@@ -117,7 +94,7 @@ def test_the_rule_of_escape_of_c(tmp_path):
         "".join(f"/* {c_comment(text)} */ static const char text_{i}[] = {c_literal(text)};\n" for i, text in TEXTS)
     )
     texts = ", ".join(f"text_{i}" for i, _ in TEXTS)
-    library = compiled(tmp_path / "model.h", f"const char *const texts[] = {{{texts}}};")
+    library = models.compiled(tmp_path / "model.h", f"const char *const texts[] = {{{texts}}};")
     assert [text.decode() for text in (ctypes.c_char_p * len(TEXTS)).in_dll(library, "texts")] == nasty.TEXTS
 
 
@@ -128,41 +105,12 @@ def test_the_rule_of_escape_of_sql():
 
 
 def test_a_file_for_numpy_refuses_what_a_model_without_medians_refuses(tmp_path):
-    model, x = MODELS["constant"]()
-    predict = numpy_file(model, tmp_path)["predict"]
+    model, x = models.MODELS["constant"]()
+    predict = models.numpy_file(model, tmp_path)["predict"]
     for bad in (np.nan, np.inf):
         for refusing in (model.predict, predict):
             with pytest.raises(ValueError, match="x must be finite"):
                 refusing(np.where(np.arange(5) == 2, bad, x))
-
-
-SETS = ("ailerons", "connect-4", "spambase")
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "gaps"), [*((name, False) for name in SETS), ("ailerons", True)])
-def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, data_dir, tmp_path):
-    """Every split passes through a row of the table, and single precision sends some rows elsewhere."""
-    rng = np.random.default_rng(0)
-    with np.load(data_dir / f"{name}.npz") as arrays:
-        rows = x = arrays["X"].astype(np.float32)[:10_000]
-    if gaps:
-        rows = np.where(rng.random(x.shape) < 0.1, np.nan, x.astype(np.float64))
-        encoder, x = TableEncoder.fit(rows)
-        x = x.astype(np.float32)
-    weights = rng.normal(size=(63, x.shape[1]))
-    axis_aligned = rng.random(63) < 0.3
-    weights[axis_aligned] *= np.arange(x.shape[1]) == rng.integers(0, x.shape[1], (axis_aligned.sum(), 1))
-    model = through_rows(ObliqueTree(weights, jnp.zeros(63), Values(jnp.arange(64.0))), x, rng)
-    model = FrameModel(model, encoder) if gaps else model
-    expected = model.leaf_index(rows)
-    assert len(np.unique(expected)) > 63 // 4
-    wrong = {
-        evaluate.__name__: int((np.ravel(evaluate(model, rows, tmp_path)[0]) != expected).sum())
-        for evaluate in (in_c, in_numpy, in_onnx)
-    }
-    assert wrong == dict.fromkeys(wrong, 0)
 
 
 @needs_compiler
@@ -170,8 +118,10 @@ def test_exponentials_in_c(tmp_path):
     """Of all numbers in double precision that have one within its range, and beyond it."""
     x = np.concatenate([np.linspace(-708, 709, 20_001), np.random.default_rng(0).normal(size=20_000), [0.0, -0.0]])
     tree = ObliqueTree(jnp.zeros((1, 1)), jnp.zeros(1), Values(jnp.zeros(2)))
-    export.to_c(stacked([tree], "sum", "exp"), tmp_path / "model.h")
-    exponential = compiled(tmp_path / "model.h", "double exponential(double v) { return jtrees_exp(v); }").exponential
+    export.to_c(models.stacked([tree], "sum", "exp"), tmp_path / "model.h")
+    exponential = models.compiled(
+        tmp_path / "model.h", "double exponential(double v) { return jtrees_exp(v); }"
+    ).exponential
     exponential.argtypes, exponential.restype = [ctypes.c_double], ctypes.c_double
     exactly = np.exp(x.astype(np.longdouble))
     assert np.abs(np.array([exponential(v) for v in x]) / exactly - 1).max() < 1e-15
@@ -184,7 +134,7 @@ def test_exponentials_in_c(tmp_path):
 @pytest.mark.parametrize("power", [0, *(pytest.param(power, marks=pytest.mark.slow) for power in (-110, -61, 62, 110))])
 def test_single_precision_decides_in_c_only_what_it_can(power, flags, tmp_path):
     """Sizes whose squares underflow or overflow, rows close to splits, and rows without numbers."""
-    tree, x = random_tree("constant", depth=4, p=6)
+    tree, x = models.random_tree("constant", depth=4, p=6)
     size = np.float32(2.0) ** power
     for scaled, rows in (
         (tree.replace(weights=tree.weights * size, bias=tree.bias * size), x),
@@ -194,32 +144,34 @@ def test_single_precision_decides_in_c_only_what_it_can(power, flags, tmp_path):
         rows[:4, 0] = np.nan, np.inf, -np.inf, 3e38
         with np.errstate(invalid="ignore"):
             expected = jtrees.export.program.program_of(scaled).leaf(rows)
-        np.testing.assert_array_equal(in_c(scaled, rows, tmp_path, flags=flags)[0], expected)
+        np.testing.assert_array_equal(models.in_c(scaled, rows, tmp_path, flags=flags)[0], expected)
 
 
 @needs_compiler
 @pytest.mark.parametrize("raw", [False, True])
 def test_c_in_single_precision(raw, tmp_path):
-    model, x = RAW["array with gaps"]() if raw else random_tree("linear", p=6)
-    leaf, predicted = in_c(model, x.astype(np.float32), tmp_path, "float", ("-O3", "-march=native"), prefix="my_tree")
-    leaves, expected = expected_of(model, x.astype(np.float32))
+    model, x = models.RAW["array with gaps"]() if raw else models.random_tree("linear", p=6)
+    leaf, predicted = models.in_c(
+        model, x.astype(np.float32), tmp_path, "float", ("-O3", "-march=native"), prefix="my_tree"
+    )
+    leaves, expected = models.expected_of(model, x.astype(np.float32))
     np.testing.assert_array_equal(leaf, leaves)
     np.testing.assert_allclose(predicted, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", forms("C", "StableHLO"))
+@pytest.mark.parametrize("form", models.forms("C", "StableHLO"))
 def test_levels_and_texts_that_mean_a_missing_value_are_those_of_predict(form, tmp_path):
     """A level may look like a missing value, also a rare level, and a blank text where the format has one."""
     blank = "c" if form == "ONNX" else ""
     frame = pd.DataFrame({"c": ["a", blank, "?", None] * 8 + ["None", "nan"], "y": np.arange(34.0)})
     rows = pd.DataFrame({"c": ["a", blank, "?", None, "None", "nan", "NA", "N/A", "new"], "y": 1.0})
-    check(form, identity_model(frame, np.arange(34.0)), rows, tmp_path)
+    models.check(form, models.identity_model(frame, np.arange(34.0)), rows, tmp_path)
 
 
 @needs_compiler
 def test_a_header_is_a_program_that_tests_itself(tmp_path):
     path, program = tmp_path / "model.h", tmp_path / "program"
-    export.to_c(random_tree("frequency")[0], path)
+    export.to_c(models.random_tree("frequency")[0], path)
     run = lambda: subprocess.run([COMPILER, "-std=c99", "-DJTREES_MAIN", "-x", "c", path, "-o", program], check=True)
     run()
     assert subprocess.run([program]).returncode == 0
@@ -234,12 +186,12 @@ def test_a_header_is_a_program_that_tests_itself(tmp_path):
 
 @needs_compiler
 def test_a_header_of_a_raw_table_names_its_columns_and_levels(tmp_path):
-    export.to_c(raw_model()[0], tmp_path / "model.h")
+    export.to_c(models.raw_model()[0], tmp_path / "model.h")
     text = (tmp_path / "model.h").read_text()
     assert all(f" {member};" in text for member in ("living_area", "living_area_2", "int_2", "heating___x_"))
     assert " same;" not in text
     body = "int level(const char *text) { return jtrees_heating___x__of(text); }"
-    level = compiled(tmp_path / "model.h", body).level
+    level = models.compiled(tmp_path / "model.h", body).level
     texts = ["@MISSING@", "gas */", "oil\n2", "öl", "coal", "", "NA", None]
     assert [level(None if text is None else text.encode()) for text in texts] == [0, 1, 2, 3, 4, 5, 5, 5]
 
@@ -247,18 +199,18 @@ def test_a_header_of_a_raw_table_names_its_columns_and_levels(tmp_path):
 @needs_compiler
 def test_a_compiler_that_ignores_nan_refuses_a_header_that_reads_it(tmp_path):
     """The header of a model that never reads NaN compiles with the same option."""
-    export.to_c(RAW["array with gaps"]()[0], tmp_path / "gaps.h")
-    export.to_c(random_tree("constant")[0], tmp_path / "numbers.h")
+    export.to_c(models.RAW["array with gaps"]()[0], tmp_path / "gaps.h")
+    export.to_c(models.random_tree("constant")[0], tmp_path / "numbers.h")
     for name, refused in (("gaps.h", True), ("numbers.h", False)):
-        command = [COMPILER, *STRICT, "-ffast-math", "-x", "c", "-fsyntax-only", tmp_path / name]
+        command = [COMPILER, *models.STRICT, "-ffast-math", "-x", "c", "-fsyntax-only", tmp_path / name]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode != 0) == refused and ("NaN is a missing value here" in done.stderr) == refused
 
 
 @pytest.mark.parametrize("name", ["linear outputs", "sum"])
 def test_numpy_and_onnx_predict_any_number_of_rows_in_the_shapes_of_the_model(name, tmp_path):
-    model, x = MODELS[name]()
-    file, session = numpy_file(model, tmp_path), onnx_session(model, tmp_path)
+    model, x = models.MODELS[name]()
+    file, session = models.numpy_file(model, tmp_path), models.onnx_session(model, tmp_path)
     for rows in (x, x[:7], x[:0]):
         predicted, leaf = session.run(["prediction", "leaf"], {"x": np.float64(rows)})
         for predictions, leaves in ((predicted, leaf), (file["predict"](rows), file["leaf"](rows))):
@@ -270,7 +222,7 @@ def test_numpy_and_onnx_predict_any_number_of_rows_in_the_shapes_of_the_model(na
 
 def test_a_numpy_file_needs_numpy_alone_and_tests_itself(tmp_path):
     path = tmp_path / "model.py"
-    export.to_numpy(random_tree("linear")[0], path)
+    export.to_numpy(models.random_tree("linear")[0], path)
     code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__'); print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -280,9 +232,9 @@ def test_a_numpy_file_needs_numpy_alone_and_tests_itself(tmp_path):
 
 
 def test_a_numpy_file_of_a_raw_table_takes_objects_and_dicts(tmp_path):
-    model, frame = raw_model()
-    leaves, predictions = expected_of(model, frame)
-    file = numpy_file(model, tmp_path)
+    model, frame = models.raw_model()
+    leaves, predictions = models.expected_of(model, frame)
+    file = models.numpy_file(model, tmp_path)
     for table in (frame.astype(object), {name: column.tolist() for name, column in frame.items()}):
         np.testing.assert_array_equal(file["leaf"](table), leaves[:, 0])
         np.testing.assert_allclose(file["predict"](table), predictions[:, 0], rtol=1e-12, atol=1e-12)
@@ -318,17 +270,17 @@ def test_dates_are_those_of_numpy(clock, tmp_path):
     hours, minutes = frame["day"].dt.hour.to_numpy(), frame["day"].dt.minute.to_numpy()
     months, weekdays = days.astype("datetime64[M]").astype(int) % 12, (days.astype(int) + 3) % 7
     y = 3.0 * hours + 50.0 * (minutes >= 30) if clock else 3.0 * months + 50.0 * (weekdays == 2)
-    model = identity_model(frame, y)
+    model = models.identity_model(frame, y)
     parts = {"month", "weekday"} | ({"hour", "minute"} if clock else set())
     assert parts == set(model.encoder.encodings["day"].lookups)
-    for evaluate in (in_onnx, in_numpy, in_c) if COMPILER else (in_onnx, in_numpy):
-        np.testing.assert_allclose(evaluate(model, frame, tmp_path)[1], expected_of(model, frame)[1], rtol=1e-12)
+    for evaluate in (models.in_onnx, models.in_numpy, models.in_c) if COMPILER else (models.in_onnx, models.in_numpy):
+        np.testing.assert_allclose(evaluate(model, frame, tmp_path)[1], models.expected_of(model, frame)[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("form", forms("SQL", "StableHLO"))
+@pytest.mark.parametrize("form", models.forms("SQL", "StableHLO"))
 def test_periods_of_dates_have_no_features_without_targets(form, tmp_path):
     frame = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=40, freq="9D")})
-    check(form, identity_model(frame), frame, tmp_path)
+    models.check(form, models.identity_model(frame), frame, tmp_path)
 
 
 @pytest.mark.parametrize("zone", ["America/Sao_Paulo", "offsets"])
@@ -341,9 +293,11 @@ def test_a_numpy_file_with_times_of_a_zone_predicts_as_the_model(zone, tmp_path)
     else:
         times = times.tz_localize("UTC").tz_convert(zone)
     frame = pd.DataFrame({"when": times, "z": rng.normal(size=300)})
-    model = identity_model(frame, np.asarray(y))
+    model = models.identity_model(frame, np.asarray(y))
     assert "hour" in model.encoder.encodings["when"].lookups
-    np.testing.assert_allclose(numpy_file(model, tmp_path)["predict"](frame), expected_of(model, frame)[1], rtol=1e-12)
+    np.testing.assert_allclose(
+        models.numpy_file(model, tmp_path)["predict"](frame), models.expected_of(model, frame)[1], rtol=1e-12
+    )
 
 
 DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
@@ -364,17 +318,17 @@ TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
     ],
 )
 def test_a_numpy_file_reads_cells_as_the_model(training, rows, tmp_path):
-    model = identity_model(pd.DataFrame({"a": training}))
-    predict = numpy_file(model, tmp_path)["predict"]
+    model = models.identity_model(pd.DataFrame({"a": training}))
+    predict = models.numpy_file(model, tmp_path)["predict"]
     for values in (training, rows):
         frame = pd.DataFrame({"a": values})
-        expected = expected_of(model, frame)[1]
+        expected = models.expected_of(model, frame)[1]
         np.testing.assert_array_equal(predict(frame).reshape(expected.shape), expected)
 
 
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_cannot_be_exported(tmp_path, fitted):
-    tree, x = random_tree("linear")
+    tree, x = models.random_tree("linear")
     path = tmp_path / "model"
     path.write_text("before")
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
@@ -399,13 +353,8 @@ def test_what_cannot_be_exported(tmp_path, fitted):
     nul = pd.DataFrame({"a": ["a\0b", "a"] * 20})
     for write, model, options, message in (
         (export.to_stablehlo, FrameModel(tree, TableEncoder.fit(x)[0]), {}, "StableHLO has no text"),
-        (
-            export.to_onnx,
-            FrameModel(random_tree("linear", p=1)[0], column),
-            {},
-            "other names in ONNX .* 'leaf'",
-        ),
-        (export.to_c, identity_model(nul), {}, "levels must have no null character in C, got .* 'a'"),
+        (export.to_onnx, FrameModel(models.random_tree("linear", p=1)[0], column), {}, "other names in ONNX .* 'leaf'"),
+        (export.to_c, models.identity_model(nul), {}, "levels must have no null character in C, got .* 'a'"),
         (export.to_c, tree, {"prefix": "2nd"}, "prefix must be a name in C, got '2nd'"),
         (export.to_c, tree, {"precision": "half"}, "precision must be"),
     ):
