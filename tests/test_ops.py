@@ -186,7 +186,7 @@ def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
     # A loss without a value at y = 0, and a last block that must be filled up.
     monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 4)
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(5, 2)).astype(np.float32), rng.uniform(1, 2, 5).astype(np.float32)
+    x, y = (jnp.asarray(a, jnp.float32) for a in (rng.normal(size=(5, 2)), rng.uniform(1, 2, 5)))
     weights, bias = jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), jnp.zeros(3)
 
     loss = lambda values: ops.expected_loss(weights, bias, Values(values, losses.Gamma()), x, y)[0]
