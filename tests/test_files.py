@@ -2,7 +2,7 @@
 
 import datetime
 from decimal import Decimal
-import shlex
+import gzip
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees import cli
 from jtrees.cli.files import DataError, Rules, read_rows
 from jtrees.cli.tables import as_options, guess, read_labelled, usable
 from jtrees.estimators import TreeRegressor
@@ -18,6 +17,7 @@ from jtrees.tables import ColumnsWarning, TableEncoder, schema
 from jtrees.tables.cells import MISSING
 from jtrees.tables.inference import inferred
 from tests import recipes, tables
+from tests.houses import run
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
@@ -46,10 +46,8 @@ def table(seed=0, n=N):
         "id": [str(10**18 + i) for i in rng.integers(0, 30, n)],
     }
     cells["when"][0] = "28/02/2024"  # so that the order of day and month is plain
-    cells["y"] = [
-        str(int(c == "2A") * 10 + int(f == "maybe") * 5 + i % 3)
-        for i, (c, f) in enumerate(zip(cells["code"], cells["flag"], strict=True))
-    ]
+    y = 10 * (cells["code"] == "2A") + 5 * (cells["flag"] == "maybe") + np.arange(n) % 3
+    cells["y"] = y.astype(str)
     return pd.DataFrame(cells)
 
 
@@ -65,7 +63,6 @@ def encoded(frame, y=None):
 
 @pytest.fixture(scope="module")
 def fitted_file(tmp_path_factory):
-    """The encoder of a file, as the command line fits it, and the file's features."""
     file = written(tmp_path_factory.mktemp("files"), table())
     frame = read_labelled(file, "y", Rules(missing=("", "?")))
     return encoded(frame, frame.y.to_numpy(float))
@@ -118,48 +115,23 @@ def test_features_of_a_frame_are_those_of_its_file(fitted_file, tmp_path):
     np.testing.assert_array_equal(TableEncoder.fit(cells, table()["y"].astype(float))[1], features)
 
 
-def fit_file(folder, frame, *options, **how):
-    """Fits a small tree to a file; its model is m.jtrees."""
-    arguments = ["fit", written(folder, frame, **how), "--target", "y", "--out", folder / "m.jtrees", "--recipe", "GET"]
-    arguments += ["--task", "regression", "--set", "depth=2", "starts=1", "epochs=4", "leaves=constant", *options]
-    assert cli.main(list(map(str, arguments))) == 0
-
-
 def predict_file(folder, rows, *options):
-    """The exit status of a prediction."""
-    file = folder / "rows.csv"
-    file.write_text(rows) if isinstance(rows, str) else rows.to_csv(file, index=False)
-    return cli.main(["predict", str(folder / "m.jtrees"), str(file), *options])
-
-
-@pytest.mark.slow
-def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
-    fit_file(tmp_path, table(), "--missing")
-    assert "dates %d/%m/%Y in text such as" in capsys.readouterr().out
-
-    def predicted(frame):
-        assert predict_file(tmp_path, frame) == 0
-        return capsys.readouterr().out.splitlines()[1:]
-
-    rows = table(seed=3).head(8).drop(columns="y")
-    together = predicted(rows)
-    assert len(together) == 8 and [predicted(rows.iloc[[i]])[0] for i in range(8)] == together
-    predict_file(tmp_path, table(seed=4).head(4).assign(city="nowhere", size=None))
-    lines = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
-    assert len(lines) == 2 and "missing values" in lines[0] and "levels that the training rows did not" in lines[1]
+    """Predicts rows by m.jtrees."""
+    (folder / "rows.csv").write_text(rows)
+    assert run("predict", folder / "m.jtrees", folder / "rows.csv", *options) == 0
 
 
 @pytest.mark.slow
 def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_path, capsys):
     cells = pd.DataFrame({"a": [f"{i % 9},5" for i in range(60)], "b": [*"xyz"] * 20, "y": range(60)})
-    fit_file(tmp_path, cells, "--separator", ";", "--decimal", ",", sep=";")
+    options = ["--target", "y", "--out", tmp_path / "m.jtrees", "--separator", ";", "--decimal", ","]
+    small = ["--recipe", "GET", "--task", "regression", "--set", "depth=2", "starts=1", "epochs=4", "leaves=constant"]
+    assert run("fit", written(tmp_path, cells, sep=";"), *options, *small) == 0
 
     def predicted(text, *options):
         capsys.readouterr()
-        status = predict_file(tmp_path, text, "--separator", ";", *options)
-        messages = capsys.readouterr()
-        assert status == 0
-        return messages.out, messages.err
+        predict_file(tmp_path, text, "--separator", ";", *options)
+        return capsys.readouterr()
 
     expected, _ = predicted("a;b\n0,5;x\n;y\nNA;\n")
     assert len(expected.splitlines()) == 4
@@ -170,25 +142,12 @@ def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_
     assert "x has cells that the model cannot read, and takes as missing: 'a' ('0.5')" in message
 
 
-@pytest.mark.wide
-def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_path, capsys):
-    cells = table().drop(columns="when").assign(when="03/04/2024", price=["$1,200", "$2,300"] * (N // 2))
-    cells.loc[::2, "when"] = "05/06/2024"
-    fit_file(tmp_path, cells)
-    line = capsys.readouterr().err.splitlines()[-1]
-    message, _, options = line.removesuffix(" reads them otherwise").partition(": --columns ")
-    assert "'price' ('$1,200' is read as 1200, and may mean 1.2)" in message and "numbers in text" not in message
-    assert shlex.split(options) == ["price=decimal comma", "id=number", "when=%d/%m/%Y"]
-    fit_file(tmp_path, cells, "--columns", *shlex.split(options))
-    assert "may mean something else" not in capsys.readouterr().err
-
-
 def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, capsys):
     model = TreeRegressor(recipes.DGT, random_state=0).fit(tables.X, tables.Y)
     jtrees.save(model, tmp_path / "m.jtrees")
-    assert predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\n2,3,0,0\n") == 0
+    predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\n2,3,0,0\n")
     capsys.readouterr()
-    assert predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\ntrue,3,0,0\n1e40,3,0,0\n,3,0,0\n") == 0
+    predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\ntrue,3,0,0\n1e40,3,0,0\n,3,0,0\n")
     messages = capsys.readouterr()
     assert len(set(messages.out.splitlines()[2:])) == 1
     assert "cells that the model cannot read, and takes as missing: 'a' ('true', '1e40')" in messages.err
@@ -197,12 +156,6 @@ def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, cap
 def rows_of(folder, text, **rules):
     (folder / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_rows(folder / "t.csv", Rules(**rules))
-
-
-def labelled(folder, text, target="y", *rules, **rest):
-    """The labelled rows of a file."""
-    (folder / "t.csv").write_text(text)
-    return read_labelled(folder / "t.csv", target, Rules(*rules, **rest))
 
 
 def test_an_empty_cell_of_one_column_is_a_row(tmp_path):
@@ -221,15 +174,16 @@ def test_spaces_and_missing_values(tmp_path):
         assert set(column.training_levels) == levels and column.missing == 30 - 10 * len(levels)
 
 
-def test_a_label_may_look_like_a_missing_value_unless_the_user_says_otherwise(tmp_path):
-    labels = ["None", "mild", "severe", None] * 10
-    for frame, expected in (
-        (pd.DataFrame({"a": range(40), "y": labels}), {"None", "mild", "severe"}),
-        (pd.DataFrame({"a": range(40), "y": ["0", "1", "?", "NA"] * 10}), {0, 1}),
-        (pd.DataFrame({"a": range(40), "y": ["true", "FALSE", "N/A", "true"] * 10}), {True, False}),
+def test_a_label_may_look_like_a_number_or_a_missing_value(tmp_path):
+    for labels, expected in (
+        (["0", "1", "?", "NA"], {0, 1}),
+        (["true", "FALSE", "N/A", "true"], {True, False}),
+        (["01", "02"] * 2, {"01", "02"}),
+        (["2024-01-01", "2024-01-02"] * 2, {"2024-01-01", "2024-01-02"}),
+        (["None", "mild", "severe", None], {"None", "mild", "severe"}),
     ):
+        frame = pd.DataFrame({"a": range(40), "y": labels * 10})
         assert set(read_labelled(written(tmp_path, frame), "y").y.dropna()) == expected
-    frame = pd.DataFrame({"a": range(40), "y": labels})
     frame.assign(y=frame["y"].str.center(9)).to_parquet(tmp_path / "table.parquet")
     for file in (written(tmp_path, frame), tmp_path / "table.parquet"):
         read = read_labelled(file, "y", Rules(missing=(*MISSING, "None")))
@@ -284,7 +238,7 @@ def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
     assert read_labelled(file, "y", Rules(decimal=".")).y[1] == 1.037
 
 
-def test_encodings(tmp_path):
+def test_files_are_read_in_their_encoding_or_refused(tmp_path):
     text = "a,b\nZürich,1\n"
     latin, unicode = text.encode("latin-1"), text.encode("utf-16")
     for content, encoding in ((latin, "latin-1"), (unicode, "utf-16")):
@@ -294,43 +248,22 @@ def test_encodings(tmp_path):
         (latin, "utf-8", r"as utf-8 \(byte 0xfc at 5\): try --encoding latin-1"),
         (latin, "klingon", "--encoding must be the name of an encoding, got 'klingon'"),
         (unicode, "latin-1", "as latin-1, because it is UTF-16: use --encoding utf-16"),
+        (gzip.compress(latin), "latin-1", "t.csv must be CSV or Parquet, got a gzip file: decompress it"),
+        (b"PK\3\4", "latin-1", "t.csv must be CSV or Parquet, got an Excel or zip file: save the table as CSV"),
+        (tables.frame().to_parquet(), "latin-1", "got Parquet under another name: give it the ending .parquet"),
+        *((header, "utf-8", "columns of different names, got '[ay]' twice") for header in ("y,y", "a,a ", "a, a")),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(tmp_path, content, encoding=encoding)
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (lambda frame, file: frame.to_csv(file, compression="gzip"), "a gzip file: decompress it"),
-        (lambda frame, file: frame.to_csv(file, compression="zip"), "an Excel or zip file: save the table as CSV"),
-        (pd.DataFrame.to_parquet, "Parquet under another name: give it the ending .parquet"),
-    ],
-)
-def test_files_of_other_formats_are_refused_with_a_remedy(tmp_path, write, message):
-    write(pd.DataFrame({"a": range(9), "b": "x"}), tmp_path / "t.csv")
-    with pytest.raises(DataError, match=f"t.csv must be CSV or Parquet, got {message}"):
-        read_rows(tmp_path / "t.csv", Rules(encoding="latin-1"))
-
-
-@pytest.mark.parametrize("header", ["y,y", "a,a ", "a, a"])
-def test_a_file_has_columns_of_different_names(tmp_path, header):
-    with pytest.raises(DataError, match=r"must have columns of different names, got '[ay]' twice"):
-        rows_of(tmp_path, f"{header}\n1,2\n")
-
-
-@pytest.mark.parametrize("labels", [("01", "02"), ("2024-01-01", "2024-01-02")])
-def test_labels_keep_their_text(tmp_path, labels):
-    frame = labelled(tmp_path, "a,y\n" + "1,{}\n2,{}\n".format(*labels) * 20)
-    assert frame.y.tolist()[:2] == list(labels)
 
 
 def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):
     text = "a;b;c;s;y\n" + "".join(
         f"{i % 9},5;0{1 + i % 5}/03/2024;0{1 + i % 5}/03/2024 12:00+01:00;{i % 9}.5%;{i}\n" for i in range(40)
     )
-    encoder, _ = encoded(labelled(tmp_path, text, "y", ";", ",", columns={"b": "%d/%m/%Y", "c": "%d/%m/%Y"}))
     rows, _ = rows_of(tmp_path, text, separator=";")
+    rules = Rules(";", ",", columns={"b": "%d/%m/%Y", "c": "%d/%m/%Y"})
+    encoder, _ = encoded(read_labelled(tmp_path / "t.csv", "y", rules))
     assert encoder.transform(rows[:2])[:, :3].tolist() == [[0.5, 0, 0.5], [1.5, 1, 1.5]]
     assert encoder.schema.columns["s"].kind == "text"  # numbers by another rule
     with pytest.warns(ColumnsWarning, match=r"takes as missing: 'a' \('0\.5'\)"):

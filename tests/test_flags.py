@@ -26,7 +26,6 @@ FLAGS = {
     "JAX_CHECK_TRACER_LEAKS": "1",
     "PYTHONWARNINGS": "error",
 }
-SECONDS = 900
 KEY = jax.random.key(0)
 
 
@@ -34,7 +33,7 @@ def output(words, **flags):
     """The error that each case whose name holds the words ended with, by name."""
     environment = os.environ | compiled.environment() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
     command = [sys.executable, "-m", "tests.flag_cases", *words]
-    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert process.returncode == 0, process.stderr[-2000:]
     return dict(map(json.loads, process.stdout.splitlines()))
 
@@ -55,7 +54,6 @@ SETTINGS = {
 
 
 def results(name):
-    """The numbers of a fit, a sweep and an estimator."""
     recipe, x = recipes.RECIPES[name], X[:120]
     fit = jtrees.fit(recipe, x, Y[:120], key=KEY, held_out=0.2)
     swept = jtrees.sweep(recipe, x, Y[:120], key=KEY, seeds=2, validation=0.25)

@@ -33,10 +33,10 @@ def random_params(leaves, k=(), depth=DEPTH):
     return jtrees.ObliqueTree(draw(n - 1, 3), draw(n - 1), kinds[leaves]())
 
 
-@partial(jax.jit, static_argnames=("leaves", "score"))
-def evaluated(params, batch, alpha, l1, leaves="constant", score=True):
+@partial(jax.jit, static_argnames=("leaves", "score", "task"))
+def evaluated(params, batch, alpha, l1, leaves="constant", score=True, task=None):
     """((loss, score), gradient) of the method, and its hard tree; what is not needed is not compiled."""
-    task = jtrees.Regression(None if batch.y.ndim == 1 else batch.y.shape[1])
+    task = task or jtrees.Regression(None if batch.y.ndim == 1 else batch.y.shape[1])
     method = jtrees.methods.get(DEPTH, alpha, leaves=leaves, l1=l1, task=task)
     (loss, value), gradient = jax.value_and_grad(method.loss, has_aux=True)(params, batch, key=None, step=jnp.int32(0))
     return (loss, value if score else None), gradient, method.harden(params, batch)
@@ -68,14 +68,9 @@ def test_loss_is_the_expected_squared_error_of_sharpened_sigmoids(data, leaves):
 
 def test_loss_of_classes_is_the_expected_log_loss(data):
     x, y = data[0], np.digitize(data[1], [-1.0, 1.0])
-    method, batch = jtrees.methods.get(DEPTH, 6.0, task=Classification(3)), Batch(jnp.asarray(x), jnp.asarray(y))
-
-    @jax.jit
-    def evaluated(batch):
-        params = method.init(batch, key=jax.random.key(3))
-        return params, method.loss(params, batch, key=None, step=0), method.harden(params, batch)
-
-    params, (loss, score), hard = evaluated(batch)
+    task, batch = Classification(3), Batch(jnp.asarray(x), jnp.asarray(y))
+    params = jax.jit(partial(jtrees.methods.get(DEPTH, 6.0, task=task).init, key=jax.random.key(3)))(batch)
+    (loss, score), _, hard = evaluated(params, batch, 6.0, 0.0, task=task)
     weights, bias, logits = (np.asarray(a, np.float64) for a in jax.tree.leaves(params))
     right = oracles.sigmoid(6 * (weights @ x.astype(np.float64).T + bias[:, None]))
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

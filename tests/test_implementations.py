@@ -19,7 +19,6 @@ SMALL = Config("triton", tile=16, block=8, features=16, subtree=2, steps=2, prog
 
 @pytest.fixture
 def operands():
-    """Splits, two outputs a leaf, and samples; depth 3."""
     rng = np.random.default_rng(0)
     shapes = (7, 5), (7,), (8, 2), (37, 5)
     return tuple(jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in shapes)
@@ -30,10 +29,8 @@ def expected_loss(loss, route, w, b, values, x, implementation=None):
         y = (x[:, 0] > 0).astype(jnp.int32)
     else:
         values, y = values[:, 0], x[:, 0]
-    weight = jnp.abs(x[:, 1])
-    return ops.expected_loss(
-        w, b, Values(values, loss), x, y, weight=weight, route=route, implementation=implementation
-    )[0]
+    options = {"weight": jnp.abs(x[:, 1]), "route": route, "implementation": implementation}
+    return ops.expected_loss(w, b, Values(values, loss), x, y, **options)[0]
 
 
 OPS = {
@@ -119,18 +116,6 @@ def test_predictions_go_through_it(operands, won, monkeypatch):
     assert not calls
     leaf = ops.hard(w, b, x, implementation="interpret")
     np.testing.assert_array_equal(leaf, ops.hard(w, b, x, implementation="xla"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-def test_recipes_have_an_option_for_it(data):
-    recipe = jtrees.DGT(depth=2, epochs=4, widths=())
-    fits = [
-        jtrees.fit(recipe.replace(implementation=how), *data, key=jax.random.key(0)) for how in ("xla", "interpret")
-    ]
-    # The same run, but for the last bits of sums, which training carries further.
-    assert fits[1].loss == pytest.approx(fits[0].loss, rel=1e-3)
-    np.testing.assert_allclose(fits[1].tree.weights, fits[0].tree.weights, rtol=0, atol=1e-2)
 
 
 def test_refused(operands):

@@ -92,11 +92,6 @@ def test_rare_levels_count_and_missing_values_count_as_a_level(rare, missing, in
     assert len(actual) == (indicators or 1) and (actual[0] == "[mean y by c]") == (not indicators)
 
 
-def test_columns_of_many_rare_levels_have_means():
-    tickets = np.array([f"ticket {i // 2 if i < 300 else 0}" for i in range(N)])
-    assert names({"ticket": tickets}, np.arange(N)) == ["[mean y by ticket]"]
-
-
 def test_means_of_residuals_compare_levels_at_equal_numbers():
     """As the clarity of diamonds, whose large ones are rarely clear: the better the level, the lower its mean."""
     rng = np.random.default_rng(0)

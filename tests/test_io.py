@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import jtrees
-from jtrees import Batch, leaves as kinds, pytree
+from jtrees import leaves as kinds, pytree
 from jtrees.search import FitReport, Report
 from tests.files import rewritten
 
@@ -75,12 +75,8 @@ def everything():
     arrays += [jnp.asarray([1, 2], jnp.int8), jax.random.key(3)]
     plain = ["text", 2**70, float("nan"), True, None, 1j, b"bytes", {1}, range(3), slice(1), np.float32]
     nested = [[[(1, [np.str_("a")])]], {"a": {1: (np.array(["b"]),)}}, [np.array([None])], {"a": [{1}]}]
-    nested += [
-        {True: 1},
-        {1.5: 1, np.float32(2.5): 2, None: 3},
-        {(1, 2): 1},
-        jtrees.search.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5),
-    ]
+    nested += [{True: 1}, {1.5: 1, np.float32(2.5): 2, None: 3}, {(1, 2): 1}]
+    nested += [jtrees.search.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
     origin = jtrees.Origin(np.array([1e8 + 1, 0.1]), np.float64(0.3))
     short = kinds.Values(jnp.arange(4, dtype=jnp.bfloat16))
     return [*scalars, *arrays, *plain, *nested, TREE, TREE.replace(leaves=short, origin=origin), jtrees.GET(depth=2)]
@@ -136,31 +132,16 @@ def test_states_of_learners(tmp_path):
     state = bandit.init(4, key=jax.random.key(0))
     path = saved(state, tmp_path)
     same(jtrees.load(path, like=bandit.init(4, key=jax.random.key(1))), state)
-    for options, message in (
-        ({}, r"like must be given for .*, which holds a BanditState"),
-        (
-            {"like": bandit.init(5, key=jax.random.key(1))},
-            r"like\.params\.\S+ must be float32\(3, 4\), got float32\(3,",
-        ),
-        ({"like": TREE}, r"like must be a BanditState that holds \d+ arrays, .*got a ObliqueTree"),
+    wider = bandit.init(5, key=jax.random.key(1))
+    for like, message in (
+        (None, r"like must be given for .*, which holds a BanditState"),
+        (wider, r"like\.params\.\S+ must be float32\(3, 4\), got float32\(3,"),
+        (TREE, r"like must be a BanditState that holds \d+ arrays, .*got a ObliqueTree"),
     ):
         with pytest.raises(ValueError, match=message):
-            jtrees.load(path, **options)
+            jtrees.load(path, like=like)
     with pytest.raises(ValueError, match=r"like must be None for .*, which holds a"):
         jtrees.load(saved(TREE, tmp_path), like=TREE)
-
-
-@pytest.mark.usefixtures("standard_promotion")  # optax
-def test_a_run_is_continued(tmp_path):
-    method, optimizer = jtrees.methods.dgt(2), optax.adam(0.01)
-    data = Batch(jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32), jnp.arange(40.0))
-    settings = {"optimizer": optimizer, "steps": 3, "batch_size": 10}
-    state = jtrees.training.start(method, data, key=jax.random.key(0), optimizer=optimizer)
-    once, _ = jtrees.training.advance(method, state, data, **settings)
-    read = jtrees.load(saved(once, tmp_path), like=state)
-    same(
-        jtrees.training.advance(method, read, data, **settings), jtrees.training.advance(method, once, data, **settings)
-    )
 
 
 @jtrees.io.model
@@ -312,10 +293,7 @@ def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
         ({"format": 4, "jtrees": "9.8.7"}, r"has format 4 of jtrees 9\.8\.7; jtrees .* reads format 3"),
         ({"kind": "Oak", "jtrees": "9.8.7"}, r"of jtrees 9\.8\.7 holds a 'Oak', which jtrees .* lacks"),
         ({"object": {"class": "Popen", "fields": {}}}, r"is not a complete file written by jtrees.save"),
-        (
-            {"object": {"class": "Oak", "fields": {}}, "jtrees": "9.8.7"},
-            r"was written by jtrees 9\.8\.7, and jtrees .*",
-        ),
+        ({"object": {"class": "Oak", "fields": {}}, "jtrees": "9.8.7"}, r"was written by jtrees 9\.8\.7, and jtrees"),
     ],
 )
 def test_other_formats_and_kinds_are_refused(tmp_path, header, message):

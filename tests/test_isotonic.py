@@ -1,7 +1,5 @@
 """The pruning layer, against sequential pooling and recorded cases of the authors' program."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,7 @@ from scipy.optimize import approx_fprime
 from jtrees import blocking, isotonic
 from jtrees.isotonic import prune
 from jtrees.routing.traversal import rewards
+from tests import sweeps
 from tests.oracles import prune_pav
 
 
@@ -41,19 +40,15 @@ def traversed(nodes: int, n: int) -> np.ndarray:
     return np.asarray(jax.jit(rewards)(scores)) if nodes > 1 else np.ones((1, n))
 
 
-def constant(nodes: int, n: int, value: float) -> np.ndarray:
-    return np.full((nodes, n), value)
-
-
 KINDS = {
     "uniform": uniform,
     "tied": lambda nodes, n: np.round(2 * uniform(nodes, n)) / 2,
     "traversed": traversed,
     "rising": rising,
     "alternating": alternating,
-    "all equal": partial(constant, value=0.1),
-    "all very negative": partial(constant, value=-50.0),
-    "all above a half": partial(constant, value=0.7),
+    "all equal": lambda nodes, n: np.full((nodes, n), 0.1),
+    "all very negative": lambda nodes, n: np.full((nodes, n), -50.0),
+    "all above a half": lambda nodes, n: np.full((nodes, n), 0.7),
 }
 # Samples, depth: both ends of both ranges. Those of depth 1 are quick.
 SIZES = [(4, 1), (1, 10), (300, 3), (17, 6), (4096, 2)]
@@ -84,35 +79,19 @@ def assert_solves(q, penalty, weight=None, groups=True) -> None:
             np.testing.assert_array_equal(group, expected_group)
 
 
-@pytest.mark.parametrize(
-    ("n", "depth"), SIZES[:1] + [pytest.param(*size, marks=pytest.mark.slow) for size in SIZES[1:]]
-)
+@pytest.mark.parametrize("size", sweeps.quick(SIZES, SIZES[:1]), ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_prune_equals_sequential_pooling(kind, n, depth, x64):
+def test_prune_equals_sequential_pooling(kind, size, x64):
+    n, depth = size
     q = KINDS[kind](nodes_of(depth), n)
     for penalty in PENALTIES[:: 1 if depth < 10 else 2]:
         # Where values tie but for rounding, groups are a matter of taste.
         assert_solves(q, penalty, groups=kind not in ("alternating", "tied"))
 
 
-@pytest.mark.parametrize(
-    ("q", "penalty"),
-    [
-        ([[-0.4] * 4, [0.9] * 4, [0.8] * 4], 1e8),  # merge, though the values are 1e-8
-        ([[0.1, 0.2] * 2, [0.1 + 3e-7, 0.2] * 2, [0] * 4], 2.0),  # above its parent by less than counts
-        ([[1e-40] * 4, [-1e-40] * 4, [1e-310] * 4], 2.0),  # flushed to zero, perhaps
-        ([[-0.5 + 2**-24] * 4, [-0.5] * 4, [-0.5 + 2**-23] * 4], 1e8),
-    ],
-)
-def test_small_values_and_near_ties(q, penalty, x64):
-    assert_solves(q, penalty, groups=False)
-
-
-@pytest.mark.parametrize(
-    "case", ["pav_1_uniform_n13_D3_lam1", "pav_3_real_n128_D4_lam1", "pav_4_real_n512_D6_lam1.4837"]
-)
+@pytest.mark.parametrize("case", ["1_uniform_n13_D3_lam1", "3_real_n128_D4_lam1", "4_real_n512_D6_lam1.4837"])
 def test_prune_equals_the_authors_program(case, golden_dir, x64):
-    recorded = np.load(golden_dir / f"{case}.npz")
+    recorded = np.load(golden_dir / f"pav_{case}.npz")
     q, penalty = jnp.asarray(recorded["q"].T, jnp.float64), float(recorded["lam"])
     values, group = solved(q, penalty)
     exact = recorded["d_exact_f64"]
@@ -152,11 +131,8 @@ def smooth_point(x64):
 def closed_form(q, penalty, weight) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The Jacobians of the values in q, ``(nodes, nodes, n)``, in the penalty and in the weights, entry by entry."""
     values, group = prune_pav(q, penalty, weight)
-    slope_q, slope_penalty, slope_weight = (
-        np.zeros((len(q), *q.shape)),
-        np.zeros(len(q)),
-        np.zeros((len(q), q.shape[1])),
-    )
+    zeros = lambda *shape: np.zeros((len(q), *shape))
+    slope_q, slope_penalty, slope_weight = zeros(*q.shape), zeros(), zeros(q.shape[1])
     for t, a in enumerate(values):
         if not 0 < a < 1:
             continue
@@ -171,7 +147,6 @@ def closed_form(q, penalty, weight) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def apart(numbers, q) -> tuple:
-    """The arguments of prune, out of one vector of them all."""
     slope_q, penalty, weight = numbers[: q.size], numbers[q.size], numbers[q.size + 1 :]
     return slope_q.reshape(q.shape), penalty, *([weight] if len(weight) else [])
 
@@ -185,9 +160,7 @@ def test_the_rule_five_ways(weighted, smooth_point):
     q, penalty = smooth_point
     weight = np.array([0.3, 2.0, 0.7, 1.0, 0.0, 1.4]) if weighted else np.ones(6)  # at 0 it is smooth, formally
     slope_q, slope_penalty, slope_weight = closed_form(np.asarray(q), penalty, weight)
-    exact = np.hstack(
-        [slope_q.reshape(15, -1), slope_penalty[:, None], slope_weight if weighted else slope_weight[:, :0]]
-    )
+    exact = np.hstack([slope_q.reshape(15, -1), slope_penalty[:, None], slope_weight[:, : 6 * weighted]])
     numbers = joined([q, penalty, *([weight] if weighted else [])])
     point, basis = apart(numbers, q), np.eye(len(numbers))
     push = lambda tangent: np.asarray(PUSH(point, apart(tangent, q)))
@@ -196,11 +169,8 @@ def test_the_rule_five_ways(weighted, smooth_point):
     np.testing.assert_allclose([pull(along) for along in np.eye(15)], exact, rtol=0, atol=1e-14)
     # Central differences: the values are piecewise rational, so what is left is rounding, 1e-16 / 1e-6.
     position = lambda p: solved(*apart(p, q))[0]
-    difference = (
-        np.stack([position(numbers + 1e-6 * along) - position(numbers - 1e-6 * along) for along in basis], axis=1)
-        / 2e-6
-    )
-    np.testing.assert_allclose(difference, exact, rtol=0, atol=1e-8)
+    difference = lambda along: (position(numbers + 1e-6 * along) - position(numbers - 1e-6 * along)) / 2e-6
+    np.testing.assert_allclose(np.stack([*map(difference, basis)], axis=1), exact, rtol=0, atol=1e-8)
     # Product identity: <J v, u> = <v, J^T u>.
     rng = np.random.default_rng(0)
     v, u = rng.normal(size=numbers.shape), rng.normal(size=15)
@@ -254,24 +224,6 @@ def test_derivatives_at_kinks_are_the_papers(x64):
         assert not any(slope_q.any() or slope_penalty for slope_q, slope_penalty in jacobian(q))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weighted", [False, True])
-def test_nested_rewards_have_the_same_activity_and_derivatives(weighted):
-    rng = np.random.default_rng(0)
-    weight = jnp.asarray(rng.exponential(size=200), jnp.float32) if weighted else None
-    scores = jnp.asarray(0.6 * rng.normal(size=(31, 200)), jnp.float32)
-    along = jnp.asarray(rng.normal(size=63), jnp.float32)
-
-    def total(scores, penalty, nested):
-        return prune(rewards(scores), penalty, weight, nested=nested) @ along
-
-    value_of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
-    for a, b in zip(
-        jax.tree.leaves(value_of(scores, 20.0, True)), jax.tree.leaves(value_of(scores, 20.0, False)), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_prune_reads_rows_in_chunks_of_any_size(monkeypatch, x64):
     for n, chunk in ((8, 1), (11, 4)):  # shapes of no other test, so that the program has this chunk
         monkeypatch.setattr(blocking, "chunk_of_rows", lambda rows, n, chunk=chunk: chunk)
@@ -293,16 +245,6 @@ def test_prune_keeps_the_dtype(dtype):
     assert jax.eval_shape(jax.grad(lambda q: prune(q, 2.0).sum()), q).dtype == dtype
     # The penalty need not be a number of that dtype.
     np.testing.assert_allclose(np.asarray(solve(q, 1e-9), np.float64), np.where(q.max(1) > -0.5, 1, 0), atol=1e-3)
-
-
-def test_a_weight_of_two_is_two_samples(x64):
-    q, weight = uniform(15, 5), np.array([1, 2, 1, 1, 1])
-    for penalty in (0.01, 1.0, 50.0):
-        assert_solves(q, penalty, weight)
-        for weighted, plain in ((weight, np.repeat(q, weight, axis=1)), (np.ones(5), q)):
-            (values, group), (expected, expected_group) = solved(q, penalty, weighted), solved(plain, penalty)
-            np.testing.assert_allclose(values, expected, rtol=1e-14)
-            np.testing.assert_array_equal(group, expected_group)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

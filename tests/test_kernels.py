@@ -47,11 +47,9 @@ def path_sum(implementation, x, *tree):
 def loss_of(loss, route, implementation, x, *tree):
     """The loss alone; targets and weights follow from x."""
     k, first_column = tree[-1].shape[-1], x[:, 0].astype(jnp.float32)
-    y = (
-        jnp.floor(first_column * 7).astype(jnp.int32) % k
-        if loss == "log"
-        else jnp.outer(first_column, jnp.arange(1, k + 1, dtype=first_column.dtype)) / k
-    )
+    y = jnp.outer(first_column, jnp.arange(1, k + 1, dtype=first_column.dtype)) / k
+    if loss == "log":
+        y = jnp.floor(first_column * 7).astype(jnp.int32) % k
     share = jnp.abs(first_column)
     result = kernels.expected_loss(x, y, *tree, share=share, loss=loss, route=route, implementation=implementation)
     return result[0]
@@ -62,7 +60,6 @@ LOSSES = {f"{loss} {route}": partial(loss_of, loss, route) for loss in ("squared
 
 
 def with_gradients(fn, implementation, args):
-    """Value and gradients of a fixed projection of it."""
 
     def projected(*args):
         out = fn(implementation, *args)
@@ -185,7 +182,6 @@ EDGES = np.array([[0, 0, 0], [-0.5, 0.5, 0], [0.5, -0.5, 0.25], [-1e4, 1e4, 1e18
 
 @pytest.mark.parametrize("route", ["sigmoid", "smooth_step"])
 def test_edges_by_the_textbook_in_double_precision(route):
-    """Value and gradient of the product of each path, with the slopes written out."""
     values = np.array([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.25], [2.0, 1.0]])
     projection = np.array([1.0, -0.5])
 
@@ -197,21 +193,11 @@ def test_edges_by_the_textbook_in_double_precision(route):
     run = jax.jit(jax.value_and_grad(projected, (0, 1)))
     for z in EDGES:
         out, (d_bias, d_leaves) = run(jnp.asarray(z, jnp.float32), jnp.asarray(values, jnp.float32))
-        z = np.asarray(np.float32(z), np.float64)
-        step = oracles.sigmoid if route == "sigmoid" else lambda t: oracles.smooth_step(t, 1.0)
-        right, left = step(z), step(-z)
-        inside = np.clip(z, -0.5, 0.5)
-        slope = right * left if route == "sigmoid" else 1.5 - 6 * inside**2
-        reach, expected = [], np.zeros(3)
-        for leaf in range(4):
-            path = oracles.path_to(leaf, 2)
-            factor = {node: right[node] if turned else left[node] for node, turned in path}
-            reach.append(np.prod(list(factor.values())))
-            for node, turned in path:
-                rest = np.prod([f for other, f in factor.items() if other != node])
-                expected[node] += (1 if turned else -1) * slope[node] * rest * (values[leaf] @ projection)
-        np.testing.assert_allclose(out, reach @ values @ projection, rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(d_bias, expected, rtol=1e-5, atol=1e-7)
+        step = oracles.sigmoid if route == "sigmoid" else partial(oracles.smooth_step, gamma=1.0)
+        textbook = lambda z: oracles.expected_value(step(z), values @ projection)  # noqa: B023
+        reach = oracles.leaf_probabilities(step(z))
+        np.testing.assert_allclose(out, textbook(z), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(d_bias, oracles.numeric_gradient(textbook, z, 1e-8), rtol=1e-5, atol=2e-7)
         np.testing.assert_allclose(d_leaves, np.outer(reach, projection), rtol=1e-5, atol=1e-7)
 
 
@@ -231,6 +217,11 @@ def test_as_a_tpu_would(name, capfd):
     assert "RACE DETECTED" not in "".join(capfd.readouterr())
 
 
+def on_device(kind, platform):
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
 SOFT = {"routing_value": 1, "routing_gradient": 1, "routing_samples": 1}
 LOWERED = {  # the kernels in value and gradients, by their number
     "soft smooth_step": SOFT,
@@ -242,14 +233,8 @@ LOWERED = {  # the kernels in value and gradients, by their number
 
 
 def lowered(name, implementation, platform, args):
-    """The kernels in the program, by their number."""
     run = lambda *args: with_gradients((FUNCTIONS | LOSSES)[name], implementation, args)
-    device = contextlib.nullcontext()
-    if platform == "cuda" and hasattr(jax.sharding, "AbstractDevice"):
-        # Newer versions of jax want to know for which GPU they lower to Triton.
-        gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
-        device = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu))
-    with device:
+    with on_device("NVIDIA H100", "gpu") if platform == "cuda" else contextlib.nullcontext():
         text = jax.jit(run).trace(*args).lower(lowering_platforms=(platform,)).as_text()
     assert all(kernel in text for kernel in LOWERED[name])
     return text.count("custom_call @")
@@ -326,12 +311,8 @@ def test_a_sample_without_weight_does_not_count(backend):
     x, *tree = operands(40, 3, 2, 2)
     how = Config(backend, tile=16, block=8, features=16, subtree=2, interpret=True)
     y, share = x[:, :2].at[3].set(1e6), jnp.full(40, 1 / 39).at[3].set(0)
-    pair = [
-        jax.value_and_grad(
-            lambda *tree, how=how: kernels.expected_loss(x, y, *tree, share=share, implementation=how)[0], (0, 1, 2)
-        )(*tree)
-        for how in (how, "xla")
-    ]
+    loss = lambda how: lambda *tree: kernels.expected_loss(x, y, *tree, share=share, implementation=how)[0]
+    pair = [jax.value_and_grad(loss(how), (0, 1, 2))(*tree) for how in (how, "xla")]
     assert_same(*map(jax.tree.leaves, pair), 3e-6)
 
 
@@ -351,10 +332,9 @@ def test_winners_are_those_of_the_device(monkeypatch):
     row = {"device": "TPU v9", "kernel": "soft_routing", "depth": 8, "p": 32, "k": 1, "n": 100}
     monkeypatch.setattr(config.Path, "read_text", lambda _: json.dumps([row | {"config": dataclasses.asdict(best)}]))
     config.winners.cache_clear()
-    tpu = jax.sharding.AbstractDevice(device_kind="TPU v9", num_cores=1, platform="tpu")
     sizes = kernels.Sizes(n=100, p=32, depth=8, k=1)
     try:
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=tpu)):
+        with on_device("TPU v9", "tpu"):
             assert kernels.choose("soft_routing", None, sizes) == kernels.Choice((best,), True)
             for size in ({"n": 99}, {"p": 33}, {"depth": 9}, {"k": 2}):
                 assert kernels.choose("soft_routing", None, sizes._replace(**size)) == kernels.Choice((), True)

@@ -36,26 +36,17 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *FRAMES])
 def test_a_layout_is_one_table_after_it_was_checked(layout):
     """Arrays in C order and native byte order have sums that round equally."""
-    convert = LAYOUTS[layout]
-    table = checked_table(convert(X), Y if "32" in layout else convert(Y), convert(WEIGHT), "regression")
+    frame = LAYOUTS["frame"]
+    convert = {"Arrow": lambda a: frame(a).astype("double[pyarrow]")}.get(layout, LAYOUTS.get(layout, frame))
+    x = FRAMES.get(layout, convert)(X)
+    table = checked_table(x, Y if "32" in layout else convert(Y), convert(WEIGHT), "regression")
     plain = checked_table(X, Y, WEIGHT, "regression")
-    held_out = held_out_table(convert(X), table.y, table)
+    held_out = held_out_table(x, table.y, table)
     pairs = (table.x, plain.x), (table.y, plain.y), (table.weight, plain.weight), (held_out.x, plain.x)
     for array, expected in pairs:
         np.testing.assert_array_equal(array, expected)
         assert array.flags.c_contiguous and array.dtype.isnative
-    np.testing.assert_array_equal(TREE.predict(convert(X)), TREE.predict(X))
-
-
-@pytest.mark.parametrize("layout", FRAMES)
-def test_columns_of_a_frame_are_one_table_after_they_were_checked(layout):
-    y, weight = pd.DataFrame(Y, columns=["a", "b"]), pd.Series(WEIGHT)
-    if layout == "Arrow":
-        y, weight = y.astype("double[pyarrow]"), weight.astype("double[pyarrow]")
-    table, plain = checked_table(FRAMES[layout](X), y, weight, "regression"), checked_table(X, Y, WEIGHT, "regression")
-    for array, expected in ((table.x, plain.x), (table.y, plain.y), (table.weight, plain.weight)):
-        np.testing.assert_array_equal(array, expected)
-        assert array.flags.c_contiguous and array.dtype.isnative
+    np.testing.assert_array_equal(TREE.predict(x), TREE.predict(X))

@@ -1,7 +1,5 @@
 """Leaves: fitted from a hard routing, and what each kind answers, loses and says, against loops over leaves."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from jtrees import Forest, ObliqueTree, leaves, losses
 from jtrees.data.scaling import with_map
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
-from jtrees.tasks import Classification, Regression, fits
+from jtrees.tasks import Classification, Regression
 from tests import oracles, sweeps
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
@@ -31,45 +29,6 @@ def draw_classes(weighted):
     y, weight = rng.integers(0, 3, N), rng.uniform(0, 3, N) if weighted else np.ones(N)
     y[leaf == 1] = 2
     return leaf, y, weight
-
-
-fit_constant, constant_fit_error = (
-    jax.jit(partial(fit, num_leaves=LEAVES)) for fit in (losses.fit_constant, fits.constant_fit_error)
-)
-
-
-@pytest.mark.parametrize("shift", [0, 1000])
-def test_constant_fit_error_is_the_error_of_the_fitted_constants(x64, shift):
-    leaf, _, y = draw()
-    y, weight = y + shift, np.where(leaf == 2, 0, np.random.default_rng(1).uniform(0, 3, N))
-    error = constant_fit_error(leaf, y, sample_weight=weight)
-    assert float(error) == pytest.approx(oracles.constant_loss(leaf, y, LEAVES, weight), rel=1e-11)
-    means = oracles.leaf_means(leaf, y, LEAVES, (y.min() + y.max()) / 2, weight)  # empty leaves have the mid-range
-    np.testing.assert_allclose(fit_constant(leaf, y, sample_weight=weight), means, rtol=1e-12, atol=1e-14)
-    y = y.astype(np.float32)
-    plain = oracles.constant_loss(leaf, y, LEAVES, np.ones(N))
-    assert float(constant_fit_error(leaf, y)) == pytest.approx(plain, rel=1e-4)
-    integers = fit_constant(jnp.array([0, 0, 1]), jnp.array([1, 2, 5]), sample_weight=jnp.full(3, 0.5))
-    np.testing.assert_allclose(integers, [1.5, 5, 3, 3, 3])
-
-
-@jax.jit
-def class_fits(leaf, y, weight):
-    counts = fits.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
-    frequencies = fits.smoothed(counts, fits.prior_of(counts))
-    return counts, frequencies, fits.frequencies_error(counts, frequencies)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_class_frequencies_and_their_log_loss(x64, weighted):
-    leaf, y, weight = draw_classes(weighted)
-    counts, expected = oracles.class_frequencies(leaf, y, LEAVES, CLASSES, weight)
-    tolerance = 1e-12 if weighted else 1e-6  # counts are float32 without weights
-    result, values, loss = class_fits(leaf, y, weight if weighted else None)
-    np.testing.assert_allclose(result, counts, rtol=1e-12)
-    np.testing.assert_allclose(values, expected, rtol=tolerance)
-    plain = np.average(-np.log(expected[leaf, y]), weights=weight)
-    assert float(loss) == pytest.approx(plain, rel=tolerance)
 
 
 REGRESSION = ["constant", "constants", "linear", "bounded", "linears", "bounded linears"]
@@ -95,7 +54,6 @@ def drawn_kinds():
 
 
 def answers(kind, x):
-    """What every leaf answers for every sample, ``(leaves, n, ...)``."""
     if isinstance(kind, Linear):
         lines = zip(kind.coefficients, kind.intercept, strict=True)
         rows = np.stack([[np.dot(sample, slopes) + intercept for sample in x] for slopes, intercept in lines])
@@ -117,10 +75,8 @@ def test_what_leaves_answer_and_lose(x64):
     kinds, (leaf, x, _) = drawn_kinds(), draw()
     y_by_kind = {name: targets(name) for name in kinds}
     everything = lambda kind, y: (kind.at(leaf, x), kind.outputs(x), kind.losses(x, y))
-    result = jax.jit(lambda kinds, y_by_kind: {name: everything(kinds[name], y_by_kind[name]) for name in kinds})(
-        kinds, y_by_kind
-    )
-    for name, (at, outputs, found_losses) in result.items():
+    evaluate = jax.jit(lambda kinds, y_by_kind: {name: everything(kinds[name], y_by_kind[name]) for name in kinds})
+    for name, (at, outputs, found_losses) in evaluate(kinds, y_by_kind).items():
         expected, y = answers(kinds[name], x), y_by_kind[name]
         np.testing.assert_allclose(outputs, expected, rtol=1e-11, atol=1e-13, err_msg=name)
         for of_rows in (at, kinds[name].at(leaf, x)):  # compiled, and by NumPy
@@ -156,11 +112,8 @@ def test_uneven_weights_count_as_fewer_samples_whatever_their_unit(unit):
 
 @jax.jit
 def refits(kind, leaf, x, y, weight):
-    return (
-        kind.refit(leaf, x, y, weight),
-        kind.criterion(leaf, x, y, weight),
-        *kind.refit_with_criterion(leaf, x, y, weight),
-    )
+    samples = leaf, x, y, weight
+    return kind.refit(*samples), kind.criterion(*samples), *kind.refit_with_criterion(*samples)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -169,22 +122,26 @@ def test_refitted_leaves_and_their_criterion(x64, weighted, loss):
     """Whatever the unit of weights, and both in one fit as in two."""
     if loss == losses.SquaredError():
         leaf, x, y = draw(outputs=(2,))
+        y = y + 1000
         weight = np.random.default_rng(1).uniform(0, 3, N) if weighted else None
         start, expected = np.zeros((LEAVES, 2)), oracles.leaf_means(leaf, y, LEAVES, (y.min(0) + y.max(0)) / 2, weight)
         error = np.mean([oracles.constant_loss(leaf, y[:, j], LEAVES, weight) for j in range(2)])
     else:
         (leaf, y, weight), x = draw_classes(weighted), np.zeros((N, P))
-        start, expected = (
-            np.full((LEAVES, CLASSES), 0.25),
-            oracles.weighted_frequencies(leaf, y, LEAVES, CLASSES, weight),
-        )
+        start = np.full((LEAVES, CLASSES), 0.25)
+        expected = oracles.weighted_frequencies(leaf, y, LEAVES, CLASSES, weight)
         error = np.average(-np.log(expected[leaf, y]), weights=weight)
     for unit in (1, 1000):
         fitted, criterion, *pair = refits(Values(start, loss), leaf, x, y, unit * weight if weighted else None)
         for kind, value in ((fitted, criterion), pair):
             assert kind.loss == (loss if loss == losses.SquaredError() else losses.Frequencies())
             np.testing.assert_allclose(kind.values, expected, rtol=1e-11)
-            assert float(value) == pytest.approx(error, rel=1e-9)
+            assert float(value) == pytest.approx(error, rel=1e-11)
+
+
+def test_means_of_whole_numbers_are_fractions():
+    means = losses.fit_constant(jnp.array([0, 0, 1]), jnp.array([1, 2, 5]), 3, sample_weight=jnp.full(3, 0.5))
+    np.testing.assert_allclose(means, [1.5, 5, 3])
 
 
 def test_random_leaves_lie_within_the_targets_and_linear_ones_are_flat():
@@ -302,7 +259,7 @@ def test_trees_of_mapped_features_are_trees_of_the_features(x64, kind):
     draw = lambda: ObliqueTree(splits, jnp.asarray(rng.normal(size=3)), jax.tree.map(jnp.asarray, drawn_kinds()[kind]))
     first, second = draw(), draw().replace(leaves=draw().leaves.with_outputs(lambda a: 2 * a))
     forest = Forest(jax.tree.map(lambda *a: jnp.stack(a), first, second), combine="sum")
-    apply = lambda model, x: jax.tree.map(jnp.asarray, model).apply(jnp.asarray(x))
+    apply = jax.jit(lambda model, x: model.apply(x))
     for model in (first, forest):
         np.testing.assert_allclose(apply(with_map(model, matrix), x), apply(model, x @ matrix))
     with pytest.raises(TypeError, match="a model must have weights or with_kernels to take other features, got dict"):

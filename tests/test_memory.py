@@ -57,7 +57,5 @@ print(json.dumps((peak() - before) / x.nbytes))
 )
 def test_a_fit_needs_little_more_than_a_scaled_copy_of_the_features(recipe: str, far: int) -> None:
     code = CODE.format(recipe=recipe, far=far, rows=ROWS, few=FEW, width=WIDTH, status=str(STATUS))
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | TOLD
-    )
-    assert json.loads(run.stdout) < MOST
+    command, environment = [sys.executable, "-c", code], os.environ | TOLD
+    assert json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout) < MOST

@@ -13,7 +13,7 @@ import pytest
 import jtrees
 from jtrees.estimators import TreeRegressor
 from jtrees.search import options
-from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder
 from jtrees.tables.dataset import checked_dataset
 import pallas_kernels
 from tests import tables
@@ -99,10 +99,11 @@ def test_a_warning_names_the_line_that_called_the_library(fitted):
     tree, estimator = fitted(DGT).tree, TreeRegressor(DGT).fit(tables.X, tables.Y)
     for call in (
         lambda: encoder.transform(odd),
+        lambda: jtrees.fit(DGT, frame, tables.Y, key=KEY),
         lambda: jtrees.fit(DGT, frame, tables.Y, key=KEY, validation=(odd, tables.Y)),
         lambda: tree.predict(tables.GAPS),
         lambda: estimator.predict(tables.GAPS),
     ):
-        with pytest.warns(UserWarning) as warned:
+        with pytest.warns(ColumnsWarning) as warned:
             call()
         assert {warning.filename for warning in warned} == {__file__}

@@ -6,7 +6,6 @@ import itertools
 import runpy
 import string
 import time
-import warnings
 import zoneinfo
 
 from hypothesis import given, settings, strategies as st
@@ -15,10 +14,8 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
 from jtrees.tables.inference import read_as
-from tests import recipes
 from tests.exported_models import identity_model
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
@@ -100,6 +97,7 @@ HOURS = [datetime.timedelta(hours=i) for i in range(38)]
         (["01", "02", "2A"] * 10, "text", "", ""),
         (["gas", "oil", "3"] * 10, "text", "", ""),
         ([*range(38), "-"], "number", "'-' counts as a missing value", "text"),
+        ([*map(Decimal, range(38)), *map(Decimal, ("NaN", "-NaN", "sNaN", "-sNaN"))], "number", "", ""),
         ([*np.arange(38.0), np.inf], "number", "'inf' counts as a missing value", ""),
         ([*np.arange(38.0), 1e39, 10**400], "number", "'1e+39', ", ""),
         ([datetime.date(2024, 1, 1 + i % 28) for i in range(38)] + ["soon"], "date", "'soon' counts as", "text"),
@@ -182,34 +180,6 @@ def test_an_unreadable_cell_of_new_rows_is_a_missing_value_with_a_warning(traini
     np.testing.assert_array_equal(actual[gaps], np.tile(missing, (gaps.sum(), 1)))
 
 
-@pytest.mark.parametrize("new", [[1, 2.5], [True, False], pd.date_range("2024-01-01", periods=2), [b"x", []]])
-def test_any_cell_is_a_level_of_a_column_of_text(new):
-    encoder = TableEncoder.fit(pd.DataFrame({"c": ["gas", "oil"] * 20}))[0]
-    with pytest.warns(ColumnsWarning, match=r"did not have: 'c' \(2 rows\)$"):
-        assert not encoder.transform(pd.DataFrame({"c": new})).any()
-
-
-def test_dates_have_equal_levels_in_any_type():
-    days = pd.date_range("2024-05-31", periods=2)
-    encoder = TableEncoder.fit(pd.DataFrame({"c": list(days) * 10}), columns={"c": "text"})[0]
-    for values in (days, days.date, days.to_numpy().astype("datetime64[s]"), ["2024-05-31", "2024-06-01"]):
-        assert encoder.transform(pd.DataFrame({"c": values})).tolist() == [[0], [1]]
-
-
-@pytest.mark.parametrize("cell", [Decimal("NaN"), Decimal("-NaN"), Decimal("sNaN"), Decimal("-sNaN")])
-def test_a_decimal_that_is_no_number_is_a_missing_value(cell, tmp_path):
-    cells = [Decimal(i) / 4 for i in range(40)]
-    model = identity_model(frame(cells))
-    jtrees.export.to_numpy(model, tmp_path / "model.py")
-    predict = runpy.run_path(str(tmp_path / "model.py"))["predict"]
-    with pytest.warns(ColumnsWarning, match="missing values"):
-        expected = model.predict(frame([None, 1.5]))
-    with pytest.warns(ColumnsWarning, match="missing values"):
-        np.testing.assert_array_equal(model.predict(frame([cell, 1.5])), expected)
-    np.testing.assert_array_equal(predict(frame([cell, 1.5])), predict(frame([None, 1.5])))
-    assert schema(frame([*cells, cell])).columns["c"].missing == 1
-
-
 @pytest.mark.parametrize("cells", [HOURS, [np.timedelta64(i, "h") for i in range(38)], pd.to_timedelta(HOURS)])
 @pytest.mark.parametrize("kind", [None, "number"])
 def test_most_durations_are_days(cells, kind):
@@ -228,27 +198,3 @@ def test_a_requested_kind_reads_what_it_can():
     assert (actual["flag"].kind, actual["flag"].missing) == ("boolean", 4)
     with pytest.raises(ValueError, match=r"x must hold values of the kind 'date' in column 'c', got '-', '.1'"):
         schema(data, columns={"c": "date"})
-
-
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning")
-def test_a_mixed_column_is_named_with_its_cells_and_the_argument_to_paste():
-    areas = [*map(str, range(600, 660)), "2100 - 2850", "34.46Sq. Meter"]
-    data = pd.DataFrame({"area": areas, "children": (["0", "1", "2"] * 20) + ["3+"] * 2})
-    y = np.arange(62.0)
-    with pytest.warns(ColumnsWarning) as warned:
-        model = TreeRegressor(recipes.CO2, random_state=0).fit(data, y)
-    text = " ".join(str(w.message) for w in warned)
-    assert "'area' ('2100 - 2850', '34.46Sq. Meter' count as missing values)" in text
-    assert "'children' (mostly numbers, and '3+'" in text
-    assert "columns={'area': 'text', 'children': 'number'} reads them otherwise" in text
-    names = TableEncoder.fit(data, y)[0].feature_names
-    assert names[:3] == ["area", "[children = 0]", "[children = 1]"]
-    model.encoder_.transform(data)  # without a warning
-    for new in (data, data.assign(area=7.5, children=1), data.to_numpy(object), data.assign(area=[[]] * 62)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ColumnsWarning)
-            warnings.filterwarnings("ignore", "X does not have valid feature names")
-            assert np.isfinite(model.predict(new)).all()
-    with pytest.raises(ValueError, match="area"):
-        model.predict(data[["children"]])

@@ -1,7 +1,6 @@
 """The drawing of faults of one line."""
 
 import ast
-import csv
 
 import pytest
 
@@ -18,21 +17,14 @@ from tests.mutants import faults_in, tests_of as files_of
         ("a = True", {"a = False"}),
         ("a = 'b' is not None", {"a = 'b' is None"}),
         ("a = 'b < c'  # d < e", set()),
+        ("f = lambda b, c: g((b * c), 1)", {"f = lambda b, c: g((b / c), 1)", "f = lambda b, c: g((b * c), 2)"}),
+        ("def f(b): return g(b, c)", {"def f(b): return b"}),
     ],
 )
 def test_the_faults_of_a_line(line, expected):
     faults = faults_in(f"import b\n{line}\n")
     assert {fault.new for fault in faults} == expected
     assert all((fault.line, fault.old) == (2, line) for fault in faults)
-
-
-def test_a_returned_value_is_replaced_by_an_operand():
-    faults = faults_in("def f(b, c):\n    return g((b * c), 1)\n")
-    assert {fault.new for fault in faults} >= {
-        "    return b * c",
-        "    return g((b / c), 1)",
-        "    return g((b * c), 2)",
-    }
 
 
 def test_faults_of_the_library_are_python_and_change_the_program():
@@ -58,8 +50,7 @@ def test_survivors_are_tried_again(tmp_path, monkeypatch):
     rows.append(["jtrees/search/stage.py", "1", line, line.replace("or", "and"), "", "3"])
     rows.append(["jtrees/search/stage.py", "1", "gone", "lost", "too long", "3"])
     rows.append(["jtrees/search/stage.py", "1", line, line, "tests/test_refined.py::test_a", "3"])
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
 
     def failure(tests, folder, seconds):
         assert line.replace("or", "and") in (folder / "jtrees/search/stage.py").read_text()
@@ -67,8 +58,7 @@ def test_survivors_are_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(mutants, "first_failure", failure)
     mutants.main(["--out", str(path)])
-    with path.open(newline="") as file:
-        after = list(csv.reader(file))
+    after = [row.split(",") for row in path.read_text().splitlines()]
     source = (ROOT / "jtrees/search/stage.py").read_text().splitlines()
     assert source[int(after[2][1]) - 1].strip() == line
     assert after[2][2:5] == [*rows[2][2:4], "tests/test_stage.py::test_b"]

@@ -24,21 +24,13 @@ SPACED = ("", " ", "  ", "a b", "a  b", "a\tb", "a\nb", 'a "b"', "a 'b'", "a\\b"
 ODD = [*WORDS.split(), "w" * 300, "w" * 301, *SPACED]
 
 
-def table(names):
-    """A column of numbers or of text for each name, in turn, of which the target is a sum."""
+def model_of(names):
+    """A model of a split of all columns of a table, and the table, which has numbers or text for each name, in turn."""
     rng = np.random.default_rng(0)
     draw = lambda i: rng.normal(size=120) if i % 3 else np.where(rng.random(120) < 0.5, "u", "v")
-    columns = {name: draw(i) for i, name in enumerate(names)}
-    y = sum(np.asarray(values == "u" if values.dtype.kind == "U" else values, float) for values in columns.values())
-    return pd.DataFrame(columns), y
-
-
-def model_of(names):
-    """A model of a split of all columns of a table, and the table."""
-    frame, y = table(names)
-    columns = TableEncoder.fit(frame, y)[0]
-    features = len(columns.feature_names)
-    weights = np.random.default_rng(1).normal(size=(3, features)).astype(np.float32)
+    frame = pd.DataFrame({name: draw(i) for i, name in enumerate(names)})
+    columns, features = TableEncoder.fit(frame)
+    weights = rng.normal(size=(3, features.shape[1])).astype(np.float32)
     tree = jtrees.ObliqueTree(weights, np.zeros(3, np.float32), jtrees.leaves.Values(np.arange(4, dtype=np.float32)))
     return FrameModel(jax.tree.map(jnp.asarray, tree), columns), frame
 

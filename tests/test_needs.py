@@ -20,8 +20,5 @@ def test_skipped_tests_are_counted_by_what_they_need():
     reasons = [data.value.msg, needs.mark(None, "Node.js").kwargs["reason"], package.value.msg, data.value.msg]
     line = needs.summary(map(skipped, [*reasons, "has no columns of several types"]))
     assert line == "skipped tests by what they need: 1 Node.js, 2 data sets, 1 the package jtrees_missing"
-
-
-def test_a_run_without_such_tests_has_no_line():
     assert needs.summary([]) == needs.summary([skipped("the other holds a function")]) == ""
     assert needs.mark("/usr/bin/node", "Node.js").args == (False,)

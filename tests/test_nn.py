@@ -6,9 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from sklearn.datasets import load_digits
 
 from jtrees import nn, routing
 from tests import oracles
@@ -52,73 +50,12 @@ def test_a_layer_is_a_traversal_of_its_batch_and_in_evaluation_of_its_running_me
     assert np.abs(call(layer, x) - position(q, mean)).max() > 1e-3
 
 
-class Images(nnx.Module):
-    """A convolution of images of 8 x 8 with a tree and a linear layer, or a dense layer with an ensemble of trees."""
-
-    def __init__(self, ensemble: bool, *, rngs: nnx.Rngs):
-        self.before = nnx.Linear(64, 16, rngs=rngs) if ensemble else nnx.Conv(1, 8, (3, 3), strides=2, rngs=rngs)
-        self.norm = nnx.BatchNorm(16 if ensemble else 128, momentum=0.9, rngs=rngs)
-        if ensemble:
-            self.trees = nn.TreeEnsemble(16, num_trees=8, depth=3, out_features=10, rngs=rngs)
-        else:
-            self.trees = nn.LatentTree(128, 5, penalty=0.05, rngs=rngs)
-        self.after = (lambda x: x) if ensemble else nnx.Linear(63, 10, rngs=rngs)
-
-    def __call__(self, images):
-        images = images if isinstance(self.before, nnx.Conv) else images.reshape(len(images), -1)
-        return self.after(self.trees(self.norm(nnx.relu(self.before(images)).reshape(len(images), -1))))
-
-
-@nnx.jit
-def step(model, optimizer, images, labels):
-    def loss(model):
-        return optax.losses.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
-
-    value, gradient = nnx.value_and_grad(loss)(model)
-    optimizer.update(model, gradient)
-    return value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ensemble", [False, True])
-def test_learns_digits_behind_another_layer(ensemble, count_compilations):
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(1).permutation(len(images))
-    images, labels = jnp.asarray(images[order].reshape(-1, 8, 8, 1) / 16, jnp.float32), jnp.asarray(labels[order])
-    model = Images(ensemble, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(0.02), wrt=nnx.Param)
-    before = jax.tree.map(jnp.copy, nnx.state(model, nnx.Param))
-    train = partial(step, model, optimizer, images[:1000], labels[:1000])
-    train(), train()
-    assert count_compilations(train) == 0
-    for _ in range(60):
-        train()
-    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), before, nnx.state(model, nnx.Param))
-    assert all(jax.tree.leaves(moved))
-    model.eval()
-    assert (call(model, images[1000:1200]).argmax(1) == labels[1000:1200]).mean() > 0.85
-
-
 def test_double_precision(x64):
     x = jnp.ones((4, 3), jnp.float64)
     layer = partial(nn.LatentTree, 3, 2, penalty=0.1, dtype=jnp.float64)
     for average in (True, False):
         shape = jax.eval_shape(lambda x, average=average: layer(rngs=nnx.Rngs(0), use_running_average=average)(x), x)
         assert shape.dtype == jnp.float64
-
-
-def test_penalties_prune():
-    """The activity falls with the penalty, as the closed form of a single node says."""
-    x = jax.random.normal(jax.random.key(0), (64, 3))
-
-    @jax.jit
-    def active(penalty):
-        layer = nn.LatentTree(3, 3, penalty=penalty, momentum=0.0, rngs=nnx.Rngs(0))
-        layer(x)
-        return layer.active[...]
-
-    for penalty in (0.01, 1.0, 100.0):
-        np.testing.assert_allclose(active(penalty)[0], min(1, 1.5 / (1 + penalty)), rtol=1e-5)  # q = 1 in every sample
 
 
 def test_a_split_of_another_shape_is_refused():
@@ -137,7 +74,6 @@ def ensemble(**options):
 
 
 def trees_one_by_one(layer, x):
-    """Answers of each tree by the textbook formula."""
     weights, bias, leaf_values = (np.asarray(a[...]) for a in (layer.weights, layer.bias, layer.leaf_values))
     right = routing.smooth_step(jnp.asarray(np.einsum("tjp,np->tjn", weights, x) + bias[:, :, None]), layer.gamma)
     reach = np.asarray(jax.vmap(routing.leaf_probabilities)(right))
@@ -150,6 +86,23 @@ def test_an_ensemble_sums_its_trees(x):
     np.testing.assert_allclose(call(layer, x), expected.sum(1), atol=1e-5)
     np.testing.assert_allclose(call(layer, x.reshape(4, 5, 3)), expected.sum(1).reshape(4, 5, 2), atol=1e-5)
     np.testing.assert_allclose(call(layer, x[0]), expected.sum(1)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tree", "ensemble"])
+def test_gradients_of_layers_are_finite_differences_and_compile_once(x64, kind, x, count_compilations):
+    options = {"dtype": jnp.float64, "rngs": nnx.Rngs(0)}
+    trees = nn.TreeEnsemble(3, num_trees=2, depth=2, out_features=2, gamma=8.0, **options)
+    layer = trees if kind == "ensemble" else nn.LatentTree(3, 2, penalty=0.1, **options)
+    definition, params, rest = nnx.split(layer, nnx.Param, ...)
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    loss = lambda flat: jnp.sin(nnx.merge(definition, unravel(flat), rest, copy=True)(x.astype(jnp.float64))).sum()
+    run = jax.jit(jax.value_and_grad(loss))
+    flat = flat + jax.random.normal(jax.random.key(1), flat.shape)
+    gradient = run(flat)[1]
+    assert (gradient != 0).all() and count_compilations(run, 2 * flat) == 0
+    for way in np.random.default_rng(0).normal(size=(3, len(flat))):
+        difference = (run(flat + 1e-6 * way)[0] - run(flat - 1e-6 * way)[0]) / 2e-6
+        np.testing.assert_allclose(gradient @ way, difference, rtol=1e-6, atol=1e-7)
 
 
 def small_tree(**options):

@@ -67,17 +67,6 @@ def test_exact_surrogate_is_above_fast_one_is_above_loss(classes, seed, size):
         np.testing.assert_allclose(losses_of(3, kind, classes)(params, reached), (plain, loss), rtol=1e-5)
 
 
-@given(seed=st.integers(0, 10**6), larger=st.floats(1.01, 10))
-def test_the_surrogate_tightens_as_splits_are_scaled_up(seed, larger):
-    """Proposition 1."""
-    batch, params = samples(seed), tree(3, seed)
-    scaled = params.replace(weights=larger * params.weights, bias=larger * params.bias)
-    for kind in ("exact", "fast"):
-        wide, tight = (losses_of(3, kind)(which, batch) for which in (params, scaled))
-        assert tight[0] <= wide[0] * (1 + 1e-5)
-        assert float(tight[1]) == pytest.approx(float(wide[1]), rel=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["exact", "fast"])
 @pytest.mark.parametrize("classes", [True, False])
 @pytest.mark.parametrize("stable", [True, False])
@@ -233,7 +222,7 @@ def test_first_newton_steps_of_validation_rows_are_those_of_training_rows(loss):
 
 
 def test_levels_count_the_updates_of_earlier_levels(capsys):
-    jtrees.fit(recipes.CO2, tables.X, tables.Y, key=jax.random.key(0), progress=True)
+    jtrees.fit(recipes.CO2.replace(precondition=0), tables.X, tables.Y, key=jax.random.key(0), progress=True)
     shown = capsys.readouterr().out
     assert "CO2, level 0: 16 of 16" in shown and "CO2, level 1: 32 of 32" in shown  # 4 epochs of 4 mini-batches
 

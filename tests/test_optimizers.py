@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jtrees.training import cosine_cycles, lazy_adam, lazy_momentum
+from jtrees.training import cosine_cycles, lazy_adam
 from jtrees.training.optimizers import reduce_until_vanished, rmsprop
 
 
@@ -64,13 +64,3 @@ def test_lazy_adam_is_adam_but_for_zero_gradients(standard_promotion):
     moved, after = lazy.update(gradient | {"b": jnp.array([0.0, 1.0])}, states[0], params)
     assert moved["b"][0] == 0 != moved["b"][1]
     assert after.mean["b"][0] == states[0].mean["b"][0] and after.square["b"][0] == states[0].square["b"][0]
-
-
-def test_lazy_momentum_is_momentum_but_for_zero_gradients():
-    optimizer = lazy_momentum(0.1, 0.5)
-    params, state = jnp.ones(2), optimizer.init(jnp.ones(2))
-    for gradient in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]):
-        moved, state = optimizer.update(jnp.asarray(gradient), state)
-        params = params + moved
-    np.testing.assert_allclose(state.velocity, [1.5, 1.5])
-    np.testing.assert_allclose(params, 1 - 0.1 * np.array([2.5, 2.5]), rtol=1e-6)

@@ -108,17 +108,10 @@ def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", jtrees.GET(depth=2, starts=1, epochs=300))
     houses().to_csv(tmp_path / "houses.csv", index=False)
     small = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
-    options = [
-        tmp_path / "houses.csv",
-        "--target",
-        "price",
-        "--columns",
-        "verdict=drop",
-        "--out",
-        tmp_path / "page.html",
-    ]
+    table, page = tmp_path / "houses.csv", tmp_path / "page.html"
+    options = [table, "--target", "price", "--columns", "verdict=drop", "--out", page]
     assert run("report", *options, *small) == 0
-    parts = Parts((tmp_path / "page.html").read_text())
+    parts = Parts(page.read_text())
     assert {"The tree", "Rules", "Splits and leaves"} < set(parts.heads)
     text = " ".join(parts.text.split())
     assert "The tree of GET stands beside the model, which is not one tree." in text
@@ -142,9 +135,8 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     rows, yes = np.bincount(leaf), np.bincount(leaf, codes)
     shares = (yes + codes.mean()) / (rows + 1)  # smoothed by one row of the mean
     text = " ".join(Parts(out.read_text()).text.split())
-    shown = {
-        int(k): (float(p), int(n)) for k, p, n in re.findall(r"-> leaf (\d+): .*?yes: ([\d.e-]+) \((\d+) row", text)
-    }
+    lines = re.findall(r"-> leaf (\d+): .*?yes: ([\d.e-]+) \((\d+) row", text)
+    shown = {int(k): (float(p), int(n)) for k, p, n in lines}
     expected = {k: (shares[k], n) for k, n in enumerate(rows) if n}
     assert len(expected) > 3 and set(expected) <= set(shown)
     for k, numbers in expected.items():
@@ -189,9 +181,7 @@ def test_a_browser_shows_the_report_without_an_error_and_on_a_telephone(page, tm
     assert overflow == 0 and scale > 0.65  # text of ten points has at least ten pixels
 
 
-@pytest.mark.parametrize(
-    "loss", sweeps.slow([named(name) for name in LOSSES], [named("poisson"), named("absolute_error")]), ids=str
-)
+@pytest.mark.parametrize("loss", sweeps.slow(map(named, LOSSES), map(named, ("poisson", "absolute_error"))), ids=str)
 def test_rivals_of_a_report_minimise_its_loss_or_are_named(loss):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(80, 2)), rng.gamma(2.0, size=80)

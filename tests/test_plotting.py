@@ -47,14 +47,12 @@ def _boxes(ax):
 
 
 def _overlaps(ax):
-    """Pairs of boxes on one row that lie on each other."""
     boxes = _boxes(ax)
     pairs = [(a, b) for i, (level, a) in enumerate(boxes) for other, b in boxes[:i] if level == other]
     return [(a, b) for a, b in pairs if a.x0 < b.x1 and b.x0 < a.x1]
 
 
 def _rows_overlap(ax):
-    """Whether a box reaches into the next row."""
     boxes = _boxes(ax)
     return any(low < high and below.y1 > above.y0 for low, below in boxes for high, above in boxes)
 

@@ -26,9 +26,6 @@ from tests.large_runs import SMALL, free_address, output_of, pair, same_model, s
 ROUNDS = 40
 
 
-# --- The example -----------------------------------------------------------------------------------------------------
-
-
 def by_hand(devices):
     """The plain definition: the parameters after ``ROUNDS`` rounds, one after the other, on this device."""
     order = grain.MapDataset.range(pod.BLOCKS).shuffle(seed=0).repeat(ROUNDS)
@@ -95,11 +92,8 @@ def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path)
 
 def compiled_for(pod):
     """The example compiles a round for a pod, in a process of its own."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-    environment["XLA_FLAGS"] = ""  # those of the tests are for CPUs
+    paths, flags = os.pathsep.join([str(ROOT), *sys.path]), ""  # the flags of the tests are for CPUs
+    environment = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": flags, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     command = [sys.executable, str(ROOT / "examples" / "pod.py"), "--compile-only", pod]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -129,9 +123,6 @@ def test_the_page_has_the_figures_of_the_committed_table():
         small, middle, large = (result[f"{chips}, {name}"] for chips in ("v5e:2x4", "v5e:8x8", "v5e:16x16"))
         bytes_ = " | ".join(f"{size['exchanged'] / 1e3:.1f}" for size in (small, middle, large))
         assert f"| {name} | {small['collectives']} | {bytes_} | {small['temporary'] / 1e3:.0f} |" in page
-
-
-# --- Finding each other ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -168,10 +159,8 @@ def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch)
 def test_processes_with_folders_of_their_own_end_within_a_minute(tmp_path):
     address, processes, data = free_address(), [], shards(tmp_path / "data")
     for i in range(2):
-        (tmp_path / f"host-{i}").mkdir()
-        processes.append(
-            started("train_large", tmp_path / f"host-{i}" / "run", *data, *SMALL, address=address, process=i)
-        )
+        (folder := tmp_path / f"host-{i}").mkdir()
+        processes.append(started("train_large", folder / "run", *data, *SMALL, address=address, process=i))
     began = time.monotonic()
     errors = [process.communicate(timeout=100)[1] for process in processes]
     assert time.monotonic() - began < 60
@@ -201,9 +190,6 @@ def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, mess
             raise error
         assert statuses == ([] if status is None or processes == 1 else [status])
     assert capsys.readouterr().err.count("another process has ended") == len(statuses)
-
-
-# --- Buckets ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -16,16 +16,13 @@ from jtrees.leaves import Values
 from jtrees.search import Engine, Fitted
 from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_table
-from jtrees.warmstart import cart_regressor, from_sklearn
+from jtrees.warmstart import from_sklearn
 from tests import oracles, sweeps
 from tests.problems import problem_of_table, search
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 DEPTH, EPOCHS = 2, 40
-BASE = jtrees.GET(depth=DEPTH, starts=1, epochs=5)
-
-
 REPORT = jtrees.search.Report()
 
 
@@ -72,29 +69,9 @@ def check(result, before, after):
     assert losses[-1] == pytest.approx(after, rel=1e-5)
 
 
-def check_means(result, x, y, weight=None):
-    middle = (y.min(0) + y.max(0)) / 2
-    means = oracles.leaf_means(result.tree.leaf_index(x), y, len(result.tree.bias) + 1, middle, weight)
-    np.testing.assert_allclose(result.tree.leaves.values, means, rtol=1e-4)
-    return means
-
-
 def check_unchanged(result, tree, nodes=slice(None)):
     assert np.array_equal(result.tree.weights[nodes], tree.weights[nodes])
     assert np.array_equal(result.tree.bias[nodes], tree.bias[nodes])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("learning_rate", [0.01, 1.0])  # as by default, and leaps
-@pytest.mark.parametrize("start", ["random", "CART", "all left"])
-def test_loss_never_rises(data, start, learning_rate):
-    x, y = data
-    empty = jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), Values(jnp.zeros(4)))
-    tree = {"random": random_tree(2), "CART": cart_regressor(x, y, DEPTH), "all left": empty}[start]
-    result = polish(tree, x, y, learning_rate=learning_rate)
-    check(result, squared_loss(tree, x, y), np.mean((result.tree.predict(x).astype(np.float64) - y) ** 2))
-    check_means(result, x, y)
-    assert result.losses[-1] < 0.95 * result.losses[0] or learning_rate == 1
 
 
 def test_weights_count(data):
@@ -160,17 +137,6 @@ def test_subtrees_without_anything_to_learn_stay_as_they_are(data, alone, left):
     result = polish(tree, x, y)
     assert result.accepted.tolist() == [0, 0]
     check_unchanged(result, tree.refit(x, y.astype(np.float32)).merged())  # a fit merges leaves of equal values
-
-
-def test_the_recipe_polishes_the_tree_of_its_base(data):
-    x, y = data
-    fit = jtrees.fit(jtrees.Polished(BASE, epochs=EPOCHS, shrink=False), x, y, key=jax.random.key(0))
-    base, losses = jtrees.fit(BASE, x, y, key=jax.random.key(0)), fit.report.search.losses
-    assert fit.report.search.base.cart_loss == base.report.search.cart_loss
-    result = SimpleNamespace(losses=losses, accepted=fit.report.search.accepted)
-    check(result, squared_loss(base.tree, x, y), squared_loss(fit.tree, x, y))
-    assert fit.loss == losses[-1] < losses[0] <= fit.report.search.base.cart_loss
-    assert fit.model is fit.tree
 
 
 @pytest.mark.parametrize("classes", sweeps.slow([False, True], [False]))

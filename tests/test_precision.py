@@ -70,7 +70,7 @@ def as_on_a_tpu(monkeypatch):
             args = [jax.lax.reduce_precision(a, 8, 7) for a in args]
         return bind(*args, precision=precision, **options)
 
-    yield lambda: monkeypatch.setattr(product, "bind", rounding)
+    yield lambda: (monkeypatch.setattr(product, "bind", rounding), jax.clear_caches())
     monkeypatch.undo()
     jax.clear_caches()
 
@@ -81,7 +81,6 @@ def test_the_emulation_moves_rows_of_a_product_without_a_precision(as_on_a_tpu):
     right = lambda: np.asarray(jax.jit(lambda x: x @ w > 0)(x))
     before = right()
     as_on_a_tpu()
-    jax.clear_caches()
     assert 5 < (right() != before).sum() < 100
 
 
@@ -92,6 +91,5 @@ def test_no_row_reaches_another_leaf_where_products_are_of_bfloat16(as_on_a_tpu,
     leaf = lambda: np.asarray(fit.tree.leaf_index(rows)) if fit.tree is not None else np.zeros(1)
     before, reached = np.asarray(fit.predict(rows)), leaf()
     as_on_a_tpu()
-    jax.clear_caches()
     np.testing.assert_array_equal(leaf(), reached)
     np.testing.assert_array_equal(fit.predict(rows), before)

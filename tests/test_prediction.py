@@ -14,8 +14,9 @@ import jtrees
 from jtrees import Forest, ObliqueTree, Origin, blocking, cli
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Linear
-from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables import FrameModel
 from tests import oracles, recipes, sweeps, tables
+from tests.exported_models import identity_model
 
 slow = pytest.mark.slow
 P, FAR = 5, 1e6
@@ -116,17 +117,6 @@ def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
 
 
 @pytest.mark.exact
-def test_leaf_index_is_the_walk():
-    rng = np.random.default_rng(0)
-    full = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
-    tree, x = (draw(8).replace(weights=full(255, P), bias=full(255)), rng.integers(-4, 5, (3000, P)).astype(np.float32))
-    leaf, expected = tree.leaf_index(x), oracles.walk(tree.weights, tree.bias, x)
-    assert isinstance(leaf, np.ndarray) and leaf.dtype == np.int32 and np.array_equal(leaf, expected)
-    on_device = tree.leaf_index(jnp.asarray(x[:BLOCK]))
-    assert isinstance(on_device, jax.Array) and np.array_equal(on_device, expected[:BLOCK])
-
-
-@pytest.mark.exact
 def test_an_origin_keeps_the_digits_of_values_far_from_zero():
     """Against the same tree around zero: splits on features of 1e8, targets of 3e8."""
     near, x = draw(4), samples(300, dtype=np.float64)
@@ -193,15 +183,10 @@ def test_nothing_as_large_as_the_rows_times_the_nodes_is_held():
 FRAME = pd.DataFrame(samples(60), columns=[*"abcde"]).assign(b=np.resize(["u", "v"], 60))
 
 
-def of_frame():
-    encoder, features = TableEncoder.fit(FRAME)
-    p = features.shape[1]
-    return FrameModel(ObliqueTree(jnp.ones((1, p)), jnp.ones(1), Linear(jnp.ones((2, p)), jnp.ones(2))), encoder)
+MODELS = {"tree": draw(3), "outputs": draw(3, outputs=(2,)), "forest": forest(3), "table": identity_model(FRAME)}
 
 
-@pytest.mark.parametrize(
-    "model", [draw(3), draw(3, outputs=(2,)), forest(3), of_frame()], ids=["tree", "outputs", "forest", "raw table"]
-)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_no_rows_have_no_predictions_of_the_type_of_any_others(model):
     tables = [FRAME[:7]] if isinstance(model, FrameModel) else [samples(7), jnp.asarray(samples(7))]
     for rows, name in itertools.product(tables, ("predict", "leaf_index", "decision_path")):

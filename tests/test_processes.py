@@ -6,15 +6,14 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
 import jtrees
-from jtrees import leaves as kinds, losses
 from jtrees.estimators import TreeClassifier
 from tests import ROOT, needs
+from tests.exported_models import random_tree, stacked
 
 pytestmark = [
     pytest.mark.slow,  # processes of their own
@@ -26,51 +25,22 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 2))
 TABLE = pd.DataFrame({"a": X[:, 0], "text": np.where(X[:, 1] > 0, "yes", "no")})
-SECONDS = 240
-MODELS = [
-    "tree",
-    "linear",
-    "several outputs",
-    "frequencies",
-    "logits",
-    "counts",
-    "forest",
-    "sum",
-    "exponential",
-    "votes",
-]
-MODELS += ["table", "estimator", "a fit"]
 
 
-def tree(leaves):
-    return jax.tree.map(jnp.asarray, jtrees.ObliqueTree(normals(3, 2), np.zeros(3, np.float32), leaves))
-
-
-def normals(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
-
-
+@pytest.fixture(scope="module")
 def models():
     """Models by name: kinds of leaves, forests, a raw table, an estimator, and one that needs XLA."""
-    shares = np.abs(normals(4, 3)) + 0.1
-    shares /= shares.sum(1, keepdims=True)
-    poisson = kinds.Values(normals(4), jtrees.losses.Poisson())
-    bounded = kinds.Linear(normals(4, 2), normals(4), np.full(4, -1, np.float32), np.ones(4, np.float32))
+    draw = lambda kind, seed=0: random_tree(kind, depth=2, p=2, seed=seed)[0]
     origin = jtrees.Origin(np.ones(2, np.float32), np.float32(5))
-    frequencies = kinds.Values(shares.astype(np.float32), losses.Frequencies())
-    stacked = lambda trees: jax.tree.map(lambda *a: np.stack(a), *trees)
-    constants = [tree(kinds.Values(normals(4))) for _ in range(3)]
-    named_models = {
-        "tree": tree(kinds.Values(normals(4))),
-        "linear": tree(bounded).replace(origin=origin),
-        "several outputs": tree(kinds.Linear(normals(4, 2, 2), normals(4, 2))),
-        "frequencies": tree(frequencies),
-        "logits": tree(kinds.Values(normals(4, 3), losses.LogLoss())),
-        "counts": tree(poisson),
-        "forest": jtrees.Forest(stacked(constants), "mean"),
-        "sum": jtrees.Forest(stacked([model.replace(origin=origin) for model in constants]), "sum"),
-        "exponential": jtrees.Forest(stacked(constants), "sum", "exp"),
-        "votes": jtrees.Forest(stacked([tree(frequencies) for _ in range(3)]), "vote"),
+    combined = lambda kind, *options, **changes: stacked([draw(kind, i).replace(**changes) for i in range(3)], *options)
+    named_models = {kind: draw(kind) for kind in ("linear outputs", "frequency", "logit", "counts")}
+    named_models |= {
+        "tree": draw("constant"),
+        "bounded": draw("bounded").replace(origin=origin),
+        "mean": combined("constant"),
+        "sum": combined("constant", "sum", origin=origin),
+        "exponential": combined("constant", "sum", "exp"),
+        "votes": combined("frequency", "vote"),
     }
     recipe = jtrees.DGT(depth=2, epochs=2, batch_size=20, widths=())
     named_models["estimator"] = TreeClassifier(recipe, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
@@ -81,22 +51,21 @@ def models():
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """What each case returned in a child."""
-    folder, named_models = tmp_path_factory.mktemp("models"), models()
-    answers = {name: np.asarray(model.predict(TABLE if name == "table" else X)) for name, model in named_models.items()}
-    np.savez(folder / "rows.npz", x=X, leaf=named_models["tree"].leaf_index(X), **answers)
+def results(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    answers = {name: np.asarray(model.predict(TABLE if name == "table" else X)) for name, model in models.items()}
+    np.savez(folder / "rows.npz", x=X, leaf=models["tree"].leaf_index(X), **answers)
     TABLE.to_pickle(folder / "table.pickle")
-    for name, model in named_models.items():
+    for name, model in models.items():
         jtrees.save(model, folder / f"{name}.jtrees")
     command = [sys.executable, "-m", "tests.forked", folder]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert process.returncode == 0, process.stderr
     return {name: result for line in process.stdout.splitlines() for name, result in json.loads(line).items()}
 
 
-def test_trees_and_forests_predict_in_a_forked_child(results):
-    for name in MODELS:
+def test_trees_and_forests_predict_in_a_forked_child(models, results):
+    for name in models.keys() - {"needs XLA"}:
         assert results[name] == pytest.approx(0, abs=1e-5), name
     for name in ("tree", "table", "estimator", "votes", "leaf", "decision path"):
         assert results[name] == 0, name
