@@ -223,6 +223,7 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
         ({"starts": 2}, (60, 3), True),
         ({"starts": 1}, (60, 3), False),
         ({"cart": False}, (60, 3), False),
+        ({"ridge": False}, (60, 3), False),
         pytest.param({"leaves": "linear"}, (60, 3), False, marks=pytest.mark.slow),
         *(pytest.param({}, shape, True, marks=pytest.mark.slow) for shape in [(50, 3000), (3000, 50)]),
     ],

@@ -143,20 +143,6 @@ def test_other_sizes(x64, n, p, depth):
             assert_equal_leaves(fitted, expected)
 
 
-@pytest.mark.slow
-def test_the_cases_above_choose_among_all_kinds_of_candidates():
-    chosen = set()
-    for kind, (seed, weight) in itertools.product(KINDS, enumerate(weightings(200))):
-        leaf, x, targets = three_targets(kind, seed)
-        for y in targets.T:
-            chosen |= set(oracles.shrunk_leaves(leaf, x, y, 8, weight=weight)[2])
-    levels = len(oracles.LEVEL_STRENGTHS)
-    mean = levels * len(oracles.SLOPE_STRENGTHS)
-    assert {-1, 0, mean} < chosen
-    assert any(0 < c < levels for c in chosen)  # a level alone
-    assert any(levels < c < mean and c % levels for c in chosen)  # slopes and a level
-
-
 @pytest.mark.parametrize("kind", NASTY)
 def test_always_finite_and_never_far_from_the_targets(kind):
     equal_weight = np.ones(12, np.float32)

@@ -101,9 +101,11 @@ def test_a_split_has_the_columns_of_one_group(groups):
 
 def test_groups_by_names_that_are_numbers():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(9, 3)), columns=[2, 0, 1])
-    columns = jtrees.tables.TableEncoder.fit(frame)[0].named_columns
-    np.testing.assert_array_equal(checked_groups([[0, 1]], columns, 3), [3, 0, 0])
+    columns_of_frame = lambda frame: jtrees.tables.TableEncoder.fit(frame)[0].named_columns
+    np.testing.assert_array_equal(checked_groups([[0, 1]], columns_of_frame(frame), 3), [3, 0, 0])
     np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
+    gaps = columns_of_frame(frame.mask(np.eye(9, 3) > 0))  # columns with indicators
+    np.testing.assert_array_equal(checked_groups([[0, 1]], gaps, 6), [3, 3, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
