@@ -89,14 +89,6 @@ def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
 
 
 @pytest.mark.slow
-def test_no_sample_of_a_short_table():
-    x, y = table(300)
-    trees = [jtrees.fit(STARTS.replace(rows=rows), x, y, key=jax.random.key(0)).tree for rows in (None, 400, "auto")]
-    for tree in trees[1:]:
-        np.testing.assert_array_equal(tree.weights, trees[0].weights)
-
-
-@pytest.mark.slow
 def test_rounds_of_boosting_draw_at_most_so_many():
     x, y = table(3000)
     fit = jtrees.fit(jtrees.Boosted(BASE, rounds=3), x, y, key=jax.random.key(0))

@@ -132,17 +132,6 @@ NASTY = ["few", "offset", "offset of y", "collinear", "duplicated", "constant", 
 NASTY += ["binary", "units", "one leaf", "one row in a leaf"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "p", "depth"), [(10, 1, 1), (60, 2, 3)])
-def test_other_sizes(x64, n, p, depth):
-    for seed, kind in enumerate(KINDS):
-        leaf, x, y = draw(n, p, depth, kind, seed)
-        for weight in weightings(n):
-            expected = oracles.shrunk_leaves(leaf, x, y, 2**depth, weight)[0]
-            fitted = fit(leaf, x, y, num_leaves=2**depth, sample_weight=weight)
-            assert_equal_leaves(fitted, expected)
-
-
 @pytest.mark.parametrize("kind", NASTY)
 def test_always_finite_and_never_far_from_the_targets(kind):
     equal_weight = np.ones(12, np.float32)

@@ -5,8 +5,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -83,14 +81,6 @@ def test_a_second_sweep_repeats_no_run(tmp_path, searches):
     extended = sweep(tmp_path / "drawn", samples=4, seeds=3, **draws)
     assert len(searches) == count + 4 * 3 * 3
     np.testing.assert_array_equal(extended.losses[:2, :2], first.losses)
-
-
-def test_fits_come_back_bit_for_bit(tmp_path):
-    first = sweep(tmp_path, DGT, seeds=1, validation=0.25)
-    second = sweep(tmp_path, DGT, seeds=1, validation=0.25)
-    same(first, second)
-    np.testing.assert_array_equal(first.fit.predict(X), second.fit.predict(X))
-    assert second.fit.loss == first.fit.loss and second.fit.report.recipe == first.fit.report.recipe
 
 
 def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypatch, searches):
@@ -205,6 +195,13 @@ def test_values_in_closures_are_compared_whole(tmp_path):
     for rule in (*rest, holding({"a", "b"})):
         with pytest.raises(ValueError, match="has rule"):
             call(rule)
+
+
+def test_sets_have_the_same_text_in_any_order():
+    """Text in a set has another order in each process."""
+    first, second = {0, 8}, {8, 0}
+    assert list(first) != list(second)
+    assert definition("rule", holding(first)) == definition("rule", holding(second))
 
 
 # --- What a loss reads -----------------------------------------------------------------------------------------------
@@ -341,23 +338,6 @@ def test_the_code_of_a_recipe_and_its_version(monkeypatch):
     named = definition("recipe", Mine)
     monkeypatch.setattr(Mine, "search", lambda self, problem: 1)
     assert named == definition("recipe", Mine) != changed
-
-
-@pytest.mark.slow
-def test_options_have_the_same_text_in_all_processes(tmp_path):
-    """Text in sets is hashed differently in each process."""
-    script = f"""if True:
-        import jax, numpy as np, optax, warnings, jtrees
-        warnings.simplefilter("ignore")
-        def rule(rate):
-            return optax.adam(rate) if "a" in {{"a", "b", "c", "d", "e"}} else None
-        x = np.linspace(-1, 1, 40)[:, None]
-        static, options = {{"depth": 1}}, {{"alpha": 4.0}}
-        recipe = jtrees.FromMethod(make=jtrees.methods.get, options=options, static=static, epochs=1, rule=rule)
-        jtrees.sweep(recipe, x, x[:, 0], key=jax.random.key(0), folder={str(tmp_path)!r})"""
-    for seed in ("1", "2"):
-        subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
-    assert len(list(tmp_path.glob("*.jtrees"))) == 1
 
 
 def run_files(folder, kind="json"):

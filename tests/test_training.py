@@ -326,15 +326,6 @@ def test_a_heavy_sample_counts_as_much_in_a_light_batch_as_in_another():
         np.testing.assert_allclose(np.unique(epoch.round(4)), np.unique(expected.round(4)), rtol=1e-4)
 
 
-def test_only_the_ratios_of_weights_count(plane):
-    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 11), jnp.float32)
-    fit = lambda factor: compiled(plane._replace(weight=np.float32(factor) * weight), **BATCHES)
-    assert_same(fit(1), fit(7))
-    assert_same(fit(1), fit(1e-30))
-    unweighted = (compiled(plane._replace(weight=w), **BATCHES) for w in (None, np.full(11, 3, np.float32)))
-    assert_same(*unweighted)
-
-
 def test_without_weights_the_method_sees_none(plane):
     weights = []
 
@@ -347,13 +338,6 @@ def test_without_weights_the_method_sees_none(plane):
     weights.clear()
     jax.eval_shape(lambda: run(plane, method=PLANE._replace(loss=loss), **BATCHES))
     assert {weight.shape for weight in weights} == {(4,), (11,)}
-
-
-def test_no_batch_is_without_weight(plane):
-    weight = jnp.zeros(11).at[jnp.asarray([3, 5])].set(1.0)
-    for seed in range(8):
-        result = compiled(plane._replace(weight=weight), jax.random.key(seed), **BATCHES)
-        assert bool(result.finite) and (np.asarray(result.losses) > 0).all()
 
 
 def with_loss(loss):

@@ -33,13 +33,6 @@ def score(recipe, x=X, y=Y, weight=None):
     return r2_score(Y_TEST, jtrees.fit(recipe, x, y, sample_weight=weight, key=KEY).predict(X_TEST))
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e305])
-def test_only_ratios_matter(scale):
-    weight = RNG.uniform(0.5, 2, 400)
-    table = checked_table(X, Y, scale * weight, "regression")
-    np.testing.assert_allclose(table.weight, weight / weight.mean(), rtol=1e-12)
-
-
 @pytest.mark.parametrize("raw", [False, True])
 def test_rows_whose_weights_float32_cannot_hold_are_left_out(raw):
     x = np.where(RNG.random(X.shape) < 0.1, np.nan, X) if raw else X
