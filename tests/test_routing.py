@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees import isotonic, ops, topology
+from jtrees import ops, topology
 from jtrees.routing import (
     activity,
     expected_value,
@@ -17,7 +17,6 @@ from jtrees.routing import (
     mean_size,
     path_sum,
     path_violations,
-    position,
     reach_probabilities,
     rewards,
     traversal,
@@ -250,24 +249,6 @@ def test_rewards_are_the_least_agreement_along_the_path():
     np.testing.assert_array_equal(gradient, [[-1, 0, 0], [-1, 0, 0], [1, 0, 0], [1, 0, 0]])
     q = rewards(jnp.zeros((3, 2)).at[1, 0].set(jnp.nan))
     assert np.isnan(q[3:5, 0]).all() and np.isfinite(q[:, 1]).all()
-
-
-def traverse(scores, penalty, weight=None):
-    """The traversals and the activity of the nodes (the paper's T, eq. 3)."""
-    q = rewards(scores)
-    active = isotonic.prune(q, penalty, weight, nested=True)
-    return position(q, active), active
-
-
-@pytest.mark.parametrize("weight", [None, np.array([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])], ids=["plain", "weighted"])
-def test_traverse_is_the_papers_program(x64, weight):
-    """Weights bear on the pruning alone."""
-    scores = jnp.asarray(np.random.default_rng(5).normal(size=(7, 6)) / 2)
-    z, a = jax.jit(traverse)(scores, 0.7, weight)
-    q = by_paths(np.asarray(scores))
-    np.testing.assert_allclose(a, oracles.prune_pav(q, 0.7, weight)[0], rtol=0, atol=1e-14)
-    np.testing.assert_allclose(z, np.clip(q + 0.5, 0, np.asarray(a)[:, None]), rtol=0, atol=1e-14)
-    np.testing.assert_array_equal(position(rewards(scores), a), z)
 
 
 def best_decisions(scores, losses, radius=None):

@@ -119,12 +119,13 @@ def test_missing_texts_are_refused_with_a_schema_by_every_fit(name):
         FITS[name](FRAME, Y, missing="-")
 
 
-def test_a_tuned_model_reads_columns_as_requested():
+def test_tuned_models_and_estimators_read_columns_as_requested():
     frame = FRAME.assign(price=["-"] * 5 + CELLS["price"][5:])
     options = {"columns": {"code": "number", "id": "drop", "when": "%d/%m/%Y"}, "missing": ("-",)}
     fit = jtrees.tune(Polynomials(), frame, Y, key=KEY, grid={"depth": [1]}, validation=2, **options)
-    expected = TableEncoder.fit(frame, Y, **options)[0].feature_names
-    assert fit.model.encoder.feature_names == expected and "[price missing]" in expected
+    expected = TableEncoder.fit(frame, Y, **options)[0]
+    assert fit.model.encoder == TreeRegressor(Polynomials(), **options).fit(frame, Y).encoder_ == expected
+    assert "[price missing]" in expected.feature_names
 
 
 def test_what_a_schema_warns_of_can_be_pasted():
@@ -152,11 +153,3 @@ def test_training_rows_that_differ_from_their_schema_are_counted():
         jtrees.fit(RECIPE, other, Y, key=KEY, columns=schema(FRAME, columns={"id": "drop"}))
     texts = " ".join(str(entry.message) for entry in warned)
     assert "did not have: 'code' (40 rows)" in texts and "typical values: 'year' (5 rows)" in texts
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
-def test_an_estimator_takes_columns_by_position():
-    cells = FRAME[["year", "code", "when"]].to_numpy(object)
-    model = TreeRegressor(RECIPE, columns={1: "text", 2: "drop"}).fit(cells, Y)
-    assert model.encoder_.feature_names == ["x0", "[x1 = 02]"] and len(model.predict(cells)) == 40

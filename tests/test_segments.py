@@ -77,17 +77,6 @@ def test_means_are_not_spoilt_by_other_leaves(size):
     np.testing.assert_allclose(result, total / np.bincount(leaf, weight.astype(float), size[1]), rtol=3e-7)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_medians_are_those_of_numpy_in_every_leaf(size):
-    leaf, y, _ = random_rows(size)
-    result = compiled(weighted_quantiles, size[1], levels=(0.5,))(leaf, y)[:, 0]
-    if size[0] % size[1]:
-        expected = np.array([np.median(y[leaf == number]) for number in range(size[1])])
-    else:
-        expected = np.median(y[np.lexsort((y, leaf))].reshape(size[1], -1), axis=1)
-    assert np.array_equal(result, expected)
-
-
 def plain_quantiles(leaf, y, num_leaves, levels, weight):
     """Leaf by leaf, in double precision."""
     order = np.lexsort((y, leaf))

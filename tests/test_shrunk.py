@@ -89,15 +89,6 @@ def test_every_node_takes_the_best_correction_of_its_parents_model(in_blocks, ki
             assert float(jax.jit(Linear.criterion)(start, leaf, x, targets, weight)) == pytest.approx(loss, rel=1e-9)
 
 
-def test_a_heavy_sample_does_not_shrink_the_leaves_of_others(in_blocks):
-    leaf, x, targets = three_targets()
-    weight = np.where(np.arange(200) == np.flatnonzero(leaf == 5)[0], 1000.0, 1.0)
-    heavy, plain = (fit(leaf, x, targets, num_leaves=8, sample_weight=w) for w in (weight, np.ones(200)))
-    rest, y = leaf != 5, targets[:, 0]
-    loss = [np.mean((np.asarray(answer(fitted, leaf, x))[rest, 0] - y[rest]) ** 2) for fitted in (heavy, plain)]
-    assert loss[0] < 2 * loss[1] < 0.1 * y[rest].var()
-
-
 def nasty(kind, seed=3):
     """Few samples for the features, and columns that say nothing; float32."""
     rng = np.random.default_rng(seed)

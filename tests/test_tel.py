@@ -8,7 +8,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import jtrees
 from jtrees import Batch
-from jtrees.data.scaling import with_map
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.segments import mean_one
 from jtrees.tasks import Classification, Regression
@@ -160,13 +159,3 @@ def test_bad_options_are_named():
         jtrees.fit(SMALL.replace(trees=2**30), X, Y, key=KEY)
     with pytest.raises(ValueError, match='learning_rate must be None with step="logistic"'):
         jtrees.methods.tel(2, step="logistic", learning_rate=0.1)
-
-
-def test_an_ensemble_of_mapped_features_is_an_ensemble_of_the_features():
-    rng = np.random.default_rng(0)
-    x, matrix = (rng.normal(size=shape).astype(np.float32) for shape in ((20, 4), (4, 3)))
-    params = Ensemble(*(rng.normal(size=shape).astype(np.float32) for shape in ((2, 3, 3), (2, 3), (2, 4))))
-    outputs = lambda params, x: jax.tree.map(jnp.asarray, params).outputs(jnp.asarray(x), 1.0)
-    expected = outputs(params, x @ matrix)
-    np.testing.assert_allclose(outputs(with_map(params, matrix), x), expected, atol=1e-5)
-    assert np.ptp(expected) > 0.1
