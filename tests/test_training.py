@@ -195,6 +195,8 @@ def test_the_loss_gets_the_step_and_a_key_of_its_own():
     losses = np.asarray(compiled(Batch(jnp.ones((2, 1)), jnp.ones(2)), method=nothing(loss), steps=4).losses)
     assert np.floor(losses).tolist() == [0, 1, 2, 3]
     assert len(set((losses % 1).tolist())) == 4
+    expected = jax.random.key_data(jax.random.split(KEY))
+    np.testing.assert_array_equal(jax.random.key_data(jnp.stack(training.step.keys_of(KEY))), expected)
     schedule = lambda step: 2 * step  # of a number, which is evaluated
     assert (training.state.at_step(schedule, 7), training.state.at_step(0.5, 7)) == (14, 0.5)
 
@@ -401,15 +403,3 @@ def test_a_gradient_through_training_is_the_slope_of_a_soft_loss_and_the_score_h
     (above, _), (below, _) = map(jax.jit(losses), (-2 + 1e-4, -2 - 1e-4))
     assert score_slope == 0 and abs(slope) > 1e-3
     np.testing.assert_allclose(slope, (above - below) / 2e-4, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_run_uses_each_key_once(plane):
-    """Under the flag that forbids more; and its keys are those of a split."""
-    method = nothing(lambda params, batch, *, key, step: 2 * (params + jax.random.normal(key),))
-    key = jax.random.key(3)
-    with jax.debug_key_reuse(True):
-        step = partial(training.train, method, plane, optimizer=optax.sgd(0.1), steps=4, **BATCHES)
-        assert jax.jit(lambda key: step(key=key))(key).finite and step(key=key).finite
-    expected = jax.random.key_data(jax.random.split(key))
-    np.testing.assert_array_equal(jax.random.key_data(jnp.stack(training.step.keys_of(key))), expected)
