@@ -150,6 +150,6 @@ def test_a_frame_is_found_by_name_where_an_array_had_a_dropped_column():
 def test_training_rows_that_differ_from_their_schema_are_counted():
     other = FRAME.assign(code="03", year=[None] * 5 + [2000] * 35)
     with pytest.warns(ColumnsWarning) as warned:
-        jtrees.fit(RECIPE, other, Y, key=KEY, columns=schema(FRAME, columns={"id": "drop"}))
+        jtrees.fit(Polynomials(), other, Y, key=KEY, columns=schema(FRAME, columns={"id": "drop"}))
     texts = " ".join(str(entry.message) for entry in warned)
     assert "did not have: 'code' (40 rows)" in texts and "typical values: 'year' (5 rows)" in texts

@@ -379,10 +379,14 @@ def test_leaves_of_smoothed_labels_lose_what_smoothed_labels_do():
 
 def test_the_step_of_two_classes_is_the_newton_step_of_their_difference(x64):
     outputs, y = jnp.asarray(rng.normal(size=(N, 2))), jnp.asarray(rng.integers(0, 2, N))
-    step = losses.LogLoss().newton(outputs, y)[0]
     margin_loss = lambda margin, label: jnp.logaddexp(0, margin) - label * margin
-    margin = outputs[:, 1] - outputs[:, 0]
-    gradient, curvature = (jax.vmap(d)(margin, y) for d in (jax.grad(margin_loss), jax.grad(jax.grad(margin_loss))))
-    inside = jnp.abs(step).max(1) < 4  # longer steps are clipped
+    derivatives = jax.vmap(jax.grad(margin_loss)), jax.vmap(jax.grad(jax.grad(margin_loss)))
+    of_margin = lambda margin, y: [derivative(margin, y) for derivative in derivatives]
+    everything = lambda outputs, y: (
+        losses.LogLoss().newton(outputs, y)[0],
+        *of_margin(outputs[:, 1] - outputs[:, 0], y),
+    )
+    step, gradient, curvature = map(np.asarray, jax.jit(everything)(outputs, y))
+    inside = np.abs(step).max(1) < 4  # longer steps are clipped
     assert inside.sum() > N / 2
     np.testing.assert_allclose((step[:, 1] - step[:, 0])[inside], (-gradient / curvature)[inside], rtol=1e-9)

@@ -136,7 +136,6 @@ def test_early_stopping_counts_evaluations_since_the_last_lower_score(plane, lea
 
 
 def test_the_end_of_a_run_fixes_its_result(plane):
-    """The step, the best parameters and the losses do not depend on the updates after the end."""
     optimizer = optax.sgd(0.5)
     once = training.step.one_step(PLANE, plane, optimizer)
     score = lambda params: jnp.square(params[0] - 0.3)

@@ -130,7 +130,6 @@ def test_part_of_a_table_has_weights_of_mean_one():
 @EACH
 @pytest.mark.parametrize("heavy", [False, True])
 def test_weights_are_like_repeated_rows(recipe, heavy):
-    """The fits of weighted rows are as accurate as the fits of rows that are drawn by their weights."""
     weight = np.where(np.arange(400) == 7, 200.0, 1.0) if heavy else np.random.default_rng(1).lognormal(0, 1, 400)
     rows = np.random.default_rng(0).choice(400, 400, p=weight / weight.sum())
     assert score(recipe, weight=weight) > score(recipe, X[rows], Y[rows]) - 0.15
