@@ -126,17 +126,18 @@ def without_a_seed():
 
 
 def starts():
-    """Many starts in a program of the user's own."""
+    """Many starts in a program of the user's own, on all rows and on mini-batches."""
     method, keys = jtrees.methods.get(depth=2, alpha=15.0), jax.random.split(key(), 4)
-    options = {"optimizer": optax.adam(0.02), "steps": 20, "score_every": 1}
-    run = lambda data: lambda key: jtrees.train(method, data, key=key, **options)
-    many = lambda data: jax.vmap(run(data), spmd_axis_name="starts")
     share = lambda keys: jax.lax.with_sharding_constraint(keys, jax.P("starts"))
-    scores = jax.jit(lambda data, keys: many(data)(share(keys)).score)
     values = []
-    for starts in (1, 2, 4):
-        with mesh(starts):
-            values += distributed.to_host(scores(sharding.put_rows(jtrees.Batch(X, Y)), keys)).tolist()
+    for batch_size, meshes in ((None, (1, 2, 4)), (64, (1,))):
+        options = {"optimizer": optax.adam(0.02), "steps": 20, "score_every": 1, "batch_size": batch_size}
+        run = lambda data, options=options: lambda key: jtrees.train(method, data, key=key, **options)
+        many = lambda data, run=run: jax.vmap(run(data), spmd_axis_name="starts")
+        scores = jax.jit(lambda data, keys, many=many: many(data)(share(keys)).score)
+        for starts in meshes:
+            with mesh(starts):
+                values += distributed.to_host(scores(sharding.put_rows(jtrees.Batch(X, Y)), keys)).tolist()
     return values
 
 

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.utils import check_random_state
 
 import jtrees
 from jtrees import training
 from jtrees.data import Scaling
-from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.tables import checked_table
 from tests import nasty, recipes, sweeps
 from tests.test_battery import CLASS, METHODS
@@ -139,20 +137,6 @@ def test_relations(relation, name, kind):
         relation(case(name, kind, number))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["regression", "classification"])
-def test_an_estimator_is_the_fit_with_the_key_of_its_seed_to_the_rows_that_have_weight(kind):
-    t = nasty.table(0, **TABLES[kind], first="booleans")
-    weight = np.arange(len(t.x)) % 4.0
-    estimator = (TreeRegressor if kind == "regression" else TreeClassifier)(recipes.DGT, random_state=0)
-    estimator.fit(t.x, t.y, sample_weight=weight)
-    key = jax.random.key(int(check_random_state(0).randint(np.iinfo(np.int32).max)))
-    rows = weight > 0
-    fit = jtrees.fit(recipes.DGT, t.x[rows], t.y[rows], key=key, task=t.task, sample_weight=weight[rows])
-    same(estimator.model_.predict(t.x), fit.model.predict(t.x))
-    assert estimator.loss_ == fit.loss
-
-
 def losses_of(predictions: np.ndarray, y: np.ndarray, rows: Any) -> np.ndarray:
     """Loss of each row; of several targets the mean, in units of their range in the rows trained on."""
     if y.dtype.kind == "i":
@@ -206,19 +190,3 @@ def test_order_and_repetition_of_rows_change_no_method(name):
             near((loss, slope), (other_loss, other_slope), 1e-4)  # float32
             if i < 2 or name not in ("get, linear leaves", "get, classes"):  # whose score knows how many rows there are
                 near(score, other_score, 1e-3)
-
-
-def test_order_and_repetition_of_rows_change_no_scaling():
-    for t in map(nasty.table, range(50)):
-        table, rng = checked_table(t.x, t.y, t.weight, t.task), np.random.default_rng(0)
-        count = rng.integers(1, 4, len(table.x))
-        again = table.replace(weight=None).rows(np.repeat(np.arange(len(count)), count))
-        shuffled = table.rows(rng.permutation(len(count)))
-        # Outliers are few rows, whatever their weight: columns with values 30 deviations away are another matter.
-        for first, second, far in ((table, shuffled, np.inf), (table.replace(weight=count / 3), again, 30)):
-            a, b = Scaling.fit(first), Scaling.fit(second)
-            inside = [(np.abs(t.x - s.x_center) <= far * s.x_unit).all(0) for t, s in ((first, a), (second, b))]
-            near = np.all(inside, axis=0)
-            np.testing.assert_allclose(a.x_unit[near], b.x_unit[near], rtol=1e-9)
-            np.testing.assert_allclose(((a.x_center - b.x_center) / a.x_unit)[near], 0, atol=1e-6)
-            same((*a.constant, a.y_low, a.y_unit), (*b.constant, b.y_low, b.y_unit))

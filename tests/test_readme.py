@@ -14,24 +14,13 @@ import jtrees
 
 README = Path(__file__).parents[1] / "README.md"
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# What takes more than some seconds, nearly all of it compilation, by a word of it that no other example has.
-SLOW = {
-    "pd.read_csv": "boosting, GET and CART for a raw table, and four ways to use the tree",
-    "jtrees.sweep": "GET for twelve samples of a space",
-    "huber_loss": "500 steps of a method of one's own",
-}
 
 
 def examples() -> list:
     """The blocks of Python that use the library, with the line on which each begins."""
-    actual = []
     text = README.read_text(encoding="utf-8")
-    for block in FENCED.finditer(text):
-        if "jtrees" in (code := block[1]):
-            line = text.count("\n", 0, block.start()) + 2
-            slow = [pytest.mark.slow for word in SLOW if word in code]
-            actual.append(pytest.param(code, line, id=f"line {line}", marks=slow))
-    return actual
+    blocks = [(block[1], text.count("\n", 0, block.start()) + 2) for block in FENCED.finditer(text)]
+    return [pytest.param(code, line, id=f"line {line}") for code, line in blocks if "jtrees" in code]
 
 
 def passengers() -> pd.DataFrame:
@@ -59,6 +48,7 @@ def passengers() -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning")  # the text above the example announces it
 @pytest.mark.parametrize(("code", "line"), examples())
@@ -94,7 +84,6 @@ def test_there_are_examples():
     actual = [example.values[0] for example in examples()]
     assert len(actual) == 3  # the table, the sweep and the method
     assert "jtrees.fit(" in actual[0] and "jtrees.sweep(" in actual[1] and "jtrees.train(" in actual[2]
-    assert all(sum(word in code for code in actual) == 1 for word in SLOW)
 
 
 def test_it_is_one_page_and_its_links_lead_somewhere():

@@ -2,14 +2,13 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
-import jtrees
 from jtrees.ensembles import BestOfReport, PolishedReport
 from jtrees.methods import AnnealedReport
 from jtrees.search import FitReport, Preconditioning, Report, TreeReport
+from tests import recipes
 
 OF_GET = AnnealedReport(
     chosen=3,
@@ -85,14 +84,7 @@ def test_a_recipe_without_a_report_of_its_own_has_an_empty_one():
         Report().chosen  # noqa: B018
 
 
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.slow
-def test_reports_of_bases_are_within_that_of_the_fit():
-    x = np.linspace(-1, 1, 60)[:, None]
-    get = jtrees.GET(depth=1, starts=2, epochs=5, halving=False)
-    recipe = jtrees.Bagged(jtrees.BestOf(jtrees.Polished(get, epochs=2), runs=2), trees=2)
-    fit = jtrees.fit(recipe, x, np.abs(x[:, 0]), key=jax.random.key(0))
-    for report in fit.report.search.bases:
-        assert (type(report), type(report.base)) == (BestOfReport, PolishedReport)
-        assert isinstance(report.base.base, AnnealedReport)
-    assert "search.out_of_bag_score" in str(fit) and "2 of BestOfReport" in str(fit.report)
+def test_reports_of_bases_are_within_that_of_the_fit(fitted):
+    fit = fitted(recipes.BAGGED)
+    assert [type(report) for report in fit.report.search.bases] == [TreeReport, TreeReport]
+    assert "search.out_of_bag_score" in str(fit) and "2 of TreeReport" in str(fit.report)

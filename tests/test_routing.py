@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees import isotonic, ops
+from jtrees import ops, topology
 from jtrees.routing import (
     activity,
     expected_value,
@@ -17,7 +17,6 @@ from jtrees.routing import (
     mean_size,
     path_sum,
     path_violations,
-    position,
     reach_probabilities,
     rewards,
     traversal,
@@ -26,6 +25,15 @@ from jtrees.routing import (
 from jtrees.routing.inference import Scores, augmented_leaf, flips_of
 from jtrees.routing.soft import leaf_weights
 from tests import oracles, sweeps
+
+
+def test_sizes_are_those_of_perfect_trees():
+    for depth in range(1, 17):
+        assert topology.num_nodes(depth) + 1 == topology.num_leaves(depth) == 2**depth
+        assert topology.depth_of(topology.num_nodes(depth)) == depth
+    for nodes in {*range(-5, 300), 4094, 4096, 65536} - {2**depth - 1 for depth in range(1, 9)}:
+        with pytest.raises(ValueError, match=f"got {nodes}"):
+            topology.depth_of(nodes)
 
 
 def draw_soft(depth, trailing=(), seed=0):
@@ -65,22 +73,14 @@ def test_the_gradient_holds_nothing_larger_than_one_number_a_node_and_sample():
 
 N, P = 40, 3
 # Programs that tests share: most of the time here is compilation.
-folded = jax.jit(leaf_index)
 both_ways = jax.jit(lambda weights, bias, x, scores: (ops.hard(weights, bias, x), leaf_index(scores)))
 
 
-def draw_splits(depth, seed=0, batch=()):
-    """Splits, samples and their scores."""
-    rng = np.random.default_rng(seed)
-    nodes = 2**depth - 1
-    shapes = [(*batch, nodes, P), (*batch, nodes), (*batch, N, P)]
-    weights, bias, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in shapes)
-    return weights, bias, x, weights @ np.swapaxes(x, -1, -2) + bias[..., None]
-
-
-@pytest.mark.parametrize("depth", sweeps.quick(range(1, 13), (1, 2, 5, 6, 7, 9, 12)))
+@pytest.mark.parametrize("depth", sweeps.quick([*range(1, 13), 16], (1, 2, 5, 6, 7, 9, 16)))
 def test_both_ways_agree_with_the_walk(depth):
-    weights, bias, x, scores = draw_splits(depth)
+    rng, nodes = np.random.default_rng(0), 2**depth - 1
+    weights, bias, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in [(nodes, P), nodes, (N, P)])
+    scores = weights @ x.T + bias[:, None]
     assert (scores == 0).mean() > 0.05  # ties are part of this test
     expected = oracles.walk(weights, bias, x)
     for leaf in both_ways(weights, bias, x, scores):
@@ -110,13 +110,6 @@ def test_leaf_values_broadcast_and_so_do_their_derivatives(x64, right_axes, valu
     if right_axes == (3,):
         second = jax.jit(jax.hessian(lambda pair: ours(pair) ** 2))(pair)
         np.testing.assert_allclose(second, oracles.hessian_of_square(plain, pair), atol=1e-10)
-
-
-@pytest.mark.parametrize("depth", [1, 8, 9, 16])  # around the width of the small integers inside
-def test_first_and_last_leaf_and_ties_which_go_left(depth):
-    scores = np.float32([1, -1, 0, -0.0]) * np.ones((2**depth - 1, 1), np.float32)
-    assert folded(scores).tolist() == [2**depth - 1, 0, 0, 0]
-    assert folded(scores[:, None]).tolist() == [[2**depth - 1, 0, 0, 0]]  # trailing axes
 
 
 def algorithm_2(scores, values, gradient):
@@ -249,39 +242,6 @@ def test_rewards_are_the_least_agreement_along_the_path():
     np.testing.assert_array_equal(gradient, [[-1, 0, 0], [-1, 0, 0], [1, 0, 0], [1, 0, 0]])
     q = rewards(jnp.zeros((3, 2)).at[1, 0].set(jnp.nan))
     assert np.isnan(q[3:5, 0]).all() and np.isfinite(q[:, 1]).all()
-
-
-def traverse(scores, penalty, weight=None):
-    """The traversals and the activity of the nodes (the paper's T, eq. 3)."""
-    q = rewards(scores)
-    active = isotonic.prune(q, penalty, weight, nested=True)
-    return position(q, active), active
-
-
-@pytest.mark.parametrize("weight", [None, np.array([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])], ids=["plain", "weighted"])
-def test_traverse_is_the_papers_program(x64, weight):
-    """Weights bear on the pruning alone."""
-    scores = jnp.asarray(np.random.default_rng(5).normal(size=(7, 6)) / 2)
-    z, a = jax.jit(traverse)(scores, 0.7, weight)
-    q = by_paths(np.asarray(scores))
-    np.testing.assert_allclose(a, oracles.prune_pav(q, 0.7, weight)[0], rtol=0, atol=1e-14)
-    np.testing.assert_allclose(z, np.clip(q + 0.5, 0, np.asarray(a)[:, None]), rtol=0, atol=1e-14)
-    np.testing.assert_array_equal(position(rewards(scores), a), z)
-
-
-@pytest.mark.slow
-def test_gradients_of_a_traversal(x64):
-    # Away from ties: smooth there. The last number is the penalty.
-    numbers = np.append(np.random.default_rng(6).normal(size=12) / 2, 2.5)
-    pair = lambda p: jnp.concatenate([jnp.ravel(part) for part in traverse(p[:12].reshape(3, 4), p[12])])
-    values, backward = jax.jit(pair), jax.jit(jax.jacrev(pair))
-    # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
-    steps = 1e-6 * np.eye(13)
-    slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
-    for jacobian in (backward, jax.jit(jax.jacfwd(pair))):
-        np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
-    for jacobian in (jax.jacfwd, jax.jacrev):
-        np.testing.assert_allclose(jax.jit(jacobian(jax.jacrev(pair)))(numbers), slope(backward), rtol=0, atol=1e-8)
 
 
 def best_decisions(scores, losses, radius=None):

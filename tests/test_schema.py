@@ -1,5 +1,7 @@
 """Schemas: the kinds of columns, requests for other kinds, and equal kinds in every fit and file."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
 from tests import recipes
 from tests.exported_models import identity_model
+from tests.polynomials import Polynomials
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
@@ -30,6 +33,13 @@ CELLS = {
 }
 FRAME = pd.DataFrame(CELLS)
 Y = np.arange(40.0) % 7
+FITS = {
+    "fit": partial(jtrees.fit, RECIPE, key=KEY),
+    "tune": partial(jtrees.tune, RECIPE, key=KEY, grid={"depth": [1, 2]}, validation=2),
+    "sweep": partial(jtrees.sweep, RECIPE, key=KEY, validation=2),
+    "regressor": lambda x, y, **options: TreeRegressor(RECIPE, **options).fit(x, y),
+    "classifier": lambda x, y, **options: TreeClassifier(RECIPE, **options).fit(x, y > 3),
+}
 
 
 @pytest.mark.parametrize(
@@ -95,44 +105,27 @@ def test_columns_go_by_number_where_they_have_no_names():
         (dict.fromkeys(CELLS, "drop"), "x must have a column to learn from, got only dropped columns"),
     ],
 )
-def test_wrong_requests_are_refused(columns, message):
-    with pytest.raises(ValueError, match=message):
-        jtrees.fit(RECIPE, FRAME, Y, key=KEY, columns=columns)
-    with pytest.raises(ValueError, match=message):
-        TreeRegressor(RECIPE, columns=columns).fit(FRAME, Y)
-
-
-def test_wrong_arguments_are_refused():
-    pair = {"columns": schema(FRAME), "missing": ("-",)}
-    for call, message in (
-        (lambda: schema(FRAME, missing="-"), "missing must be texts, such as .*, got '-'"),
-        (lambda: jtrees.fit(RECIPE, FRAME, Y, key=KEY, **pair), r"missing must be empty with a schema, .*, got \('-',"),
-        (lambda: TreeRegressor(RECIPE, **pair).fit(FRAME, Y), "missing must be empty with a schema"),
-    ):
+def test_wrong_requests_are_refused_by_every_fit(columns, message):
+    for fit in FITS.values():
         with pytest.raises(ValueError, match=message):
-            call()
+            fit(FRAME, Y, columns=columns)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("request_of", ["kinds", "schema", "missing"])
-def test_every_fit_takes_kinds_schemas_and_missing_texts(request_of):
-    kinds = {"code": "number", "id": "drop", "when": "%d/%m/%Y"}
-    options = {"schema": {"columns": schema(FRAME, columns=kinds)}, "missing": {"columns": kinds, "missing": ("-",)}}
-    options = options.get(request_of, {"columns": kinds})
-    frame = FRAME.assign(price=["-"] * 5 + CELLS["price"][5:]) if request_of == "missing" else FRAME
-    expected = TableEncoder.fit(frame, Y, **options)[0].feature_names
-    assert ("[price missing]" in expected) == (request_of == "missing")
-    fits = [
-        *(jtrees.fit(RECIPE, frame, Y, key=KEY, **options, **rest) for rest in ({}, {"held_out": 0.25})),
-        jtrees.tune(RECIPE, frame, Y, key=KEY, grid={"depth": [1, 2]}, validation=2, **options),
-        *jtrees.sweep(RECIPE, frame, Y, key=KEY, validation=2, **options).fits.ravel(),
-    ]
-    models = [fit.model for fit in fits]
-    models += [TreeRegressor(RECIPE, random_state=0, **options).fit(frame, Y).model_]
-    models += [TreeClassifier(RECIPE, random_state=0, **options).fit(frame, Y > 3).model_]
-    for model in models:
-        names = [name.replace("class 1", "y").replace("True", "y") for name in model.encoder.feature_names]
-        assert names == expected and np.isfinite(model.predict(frame.drop(columns="id"))).all()
+@pytest.mark.parametrize("name", FITS)
+def test_missing_texts_are_refused_with_a_schema_by_every_fit(name):
+    with pytest.raises(ValueError, match=r"missing must be empty with a schema, .*, got \('-',"):
+        FITS[name](FRAME, Y, columns=schema(FRAME), missing=("-",))
+    with pytest.raises(ValueError, match=r"missing must be texts, such as .*, got '-'"):
+        FITS[name](FRAME, Y, missing="-")
+
+
+def test_tuned_models_and_estimators_read_columns_as_requested():
+    frame = FRAME.assign(price=["-"] * 5 + CELLS["price"][5:])
+    options = {"columns": {"code": "number", "id": "drop", "when": "%d/%m/%Y"}, "missing": ("-",)}
+    fit = jtrees.tune(Polynomials(), frame, Y, key=KEY, grid={"depth": [1]}, validation=2, **options)
+    expected = TableEncoder.fit(frame, Y, **options)[0]
+    assert fit.model.encoder == TreeRegressor(Polynomials(), **options).fit(frame, Y).encoder_ == expected
+    assert "[price missing]" in expected.feature_names
 
 
 def test_what_a_schema_warns_of_can_be_pasted():
@@ -157,14 +150,6 @@ def test_a_frame_is_found_by_name_where_an_array_had_a_dropped_column():
 def test_training_rows_that_differ_from_their_schema_are_counted():
     other = FRAME.assign(code="03", year=[None] * 5 + [2000] * 35)
     with pytest.warns(ColumnsWarning) as warned:
-        jtrees.fit(RECIPE, other, Y, key=KEY, columns=schema(FRAME, columns={"id": "drop"}))
+        jtrees.fit(Polynomials(), other, Y, key=KEY, columns=schema(FRAME, columns={"id": "drop"}))
     texts = " ".join(str(entry.message) for entry in warned)
     assert "did not have: 'code' (40 rows)" in texts and "typical values: 'year' (5 rows)" in texts
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
-def test_an_estimator_takes_columns_by_position():
-    cells = FRAME[["year", "code", "when"]].to_numpy(object)
-    model = TreeRegressor(RECIPE, columns={1: "text", 2: "drop"}).fit(cells, Y)
-    assert model.encoder_.feature_names == ["x0", "[x1 = 02]"] and len(model.predict(cells)) == 40

@@ -77,17 +77,6 @@ def test_means_are_not_spoilt_by_other_leaves(size):
     np.testing.assert_allclose(result, total / np.bincount(leaf, weight.astype(float), size[1]), rtol=3e-7)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_medians_are_those_of_numpy_in_every_leaf(size):
-    leaf, y, _ = random_rows(size)
-    result = compiled(weighted_quantiles, size[1], levels=(0.5,))(leaf, y)[:, 0]
-    if size[0] % size[1]:
-        expected = np.array([np.median(y[leaf == number]) for number in range(size[1])])
-    else:
-        expected = np.median(y[np.lexsort((y, leaf))].reshape(size[1], -1), axis=1)
-    assert np.array_equal(result, expected)
-
-
 def plain_quantiles(leaf, y, num_leaves, levels, weight):
     """Leaf by leaf, in double precision."""
     order = np.lexsort((y, leaf))
@@ -106,7 +95,7 @@ def plain_quantiles(leaf, y, num_leaves, levels, weight):
 @pytest.mark.parametrize("size", SIZES)
 def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
     leaf, y, weight = random_rows(size)
-    weight[leaf == 0] *= 1e10  # rows that come before those of all other leaves
+    weight[leaf == 0] *= 1e20  # rows that come before those of all other leaves
     levels = (0.1, 0.5, 0.9)
     run = compiled(
         lambda leaf, y, w, **options: weighted_quantiles(leaf, y, sample_weight=w, **options), size[1], levels=levels
@@ -115,15 +104,6 @@ def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
     assert np.array_equal(run(leaf, y, weight), expected.astype(np.float32))
     on_host = weighted_quantiles(leaf, y, size[1], levels, sample_weight=weight.astype(float))
     np.testing.assert_array_equal(on_host, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("host", [False, True])
-def test_one_heavy_row_does_not_change_the_next_leaf(host):
-    leaf, y = np.repeat(np.arange(2, dtype=np.int32), [1, 5]), np.array([7, 1, 2, 3, 4, 5], np.float32)
-    weight = np.array([1e16 if host else 1e9, 1, 1, 1, 1, 1], np.float64 if host else np.float32)
-    leaf, y, weight = (leaf, y, weight) if host else map(jnp.asarray, (leaf, y, weight))
-    assert weighted_quantiles(leaf, y, 2, (0.5,), sample_weight=weight)[:, 0].tolist() == [7, 3]
 
 
 def test_ties_of_equal_weights_are_mid_points():

@@ -1,7 +1,6 @@
 """Many devices and processes have the result of one."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -58,55 +57,3 @@ def test_meshes_that_do_not_fit(data):
         pytest.raises(ValueError, match=r"arrays must have one row for each sample, got lengths 199, 200"),
     ):
         sharding.put_rows((data[0], data[1][:199]))
-
-
-ONE_OF = """
-import sys
-
-import jax
-import numpy as np
-import optax
-
-file, where, count, i = *sys.argv[1:3], *map(int, sys.argv[3:])
-jax.config.update("jax_num_cpu_devices", 2 // count)
-if count > 1:
-    jax.distributed.initialize(where, count, i)
-import jtrees
-from jax.experimental import multihost_utils
-
-rng = np.random.default_rng(0)
-x = rng.normal(size=(256, 3)).astype(np.float32)
-mine = slice(i * 256 // count, (i + 1) * 256 // count)
-with jax.set_mesh(jtrees.sharding.mesh()):
-    data = jtrees.sharding.join_rows(jtrees.Batch(x[mine], np.abs(x[:, 0])[mine]))
-    method = jtrees.methods.dgt(3)
-    options = {"optimizer": optax.sgd(0.1), "steps": 40, "batch_size": 64, "score_every": 10}
-    run = jax.jit(lambda data, key: jtrees.train(method, data, key=key, **options))
-    run = run.lower(data, jax.random.key(0)).compile()
-    # Compiled behind a barrier: collectives give up on a process that is still compiling.
-    multihost_utils.sync_global_devices("compiled") if count > 1 else None
-    result = run(data, jax.random.key(0))
-if i == 0:
-    np.savez(file, *jax.tree.leaves(result.params), losses=result.losses, score=result.score)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_end_with_the_parameters_of_one(tmp_path):
-    """One process with two devices, and two with one each, which only know their own rows."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        where = f"localhost:{free.getsockname()[1]}"
-
-    def started(name, count, i):
-        command = [sys.executable, "-c", ONE_OF, str(tmp_path / name), where, str(count), str(i)]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-
-    for name, count in (("one.npz", 1), ("two.npz", 2)):
-        for process in [started(name, count, i) for i in range(count)]:
-            errors = process.communicate(timeout=200)[1]
-            assert process.returncode == 0, errors
-    first, second = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
-    assert first["losses"][-1] < first["losses"][0]
-    for name in first.files:
-        np.testing.assert_array_equal(first[name], second[name])

@@ -65,18 +65,6 @@ def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharpness", [1, 5, 20])
-def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
-    monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)
-    weights, bias, leaves, x, y, _ = draw("constant", sharpness, np.float64)
-    result, exact = jax.jit(partial(sharp.visit, 2**DEPTH, refuses)), jax.jit(dense)
-    losses = np.asarray(leaves.losses(x, y))
-    for i in range(0, N, 6):  # samples by themselves
-        operands = weights, bias, leaves, x, y, np.eye(N)[i]
-        assert abs(result(*operands)[0][0] - exact(*operands)[0][0]) <= NODES * 1e-3 * np.ptp(losses[:, i])
-
-
-@pytest.mark.slow
 def test_more_paths_than_there_is_room_for_are_computed_densely():
     operands = draw("constant", 1.0, np.float32)
     visit = lambda otherwise: jax.jit(partial(sharp.visit, 2, otherwise))(*operands)

@@ -89,15 +89,6 @@ def test_every_node_takes_the_best_correction_of_its_parents_model(in_blocks, ki
             assert float(jax.jit(Linear.criterion)(start, leaf, x, targets, weight)) == pytest.approx(loss, rel=1e-9)
 
 
-def test_a_heavy_sample_does_not_shrink_the_leaves_of_others(in_blocks):
-    leaf, x, targets = three_targets()
-    weight = np.where(np.arange(200) == np.flatnonzero(leaf == 5)[0], 1000.0, 1.0)
-    heavy, plain = (fit(leaf, x, targets, num_leaves=8, sample_weight=w) for w in (weight, np.ones(200)))
-    rest, y = leaf != 5, targets[:, 0]
-    loss = [np.mean((np.asarray(answer(fitted, leaf, x))[rest, 0] - y[rest]) ** 2) for fitted in (heavy, plain)]
-    assert loss[0] < 2 * loss[1] < 0.1 * y[rest].var()
-
-
 def nasty(kind, seed=3):
     """Few samples for the features, and columns that say nothing; float32."""
     rng = np.random.default_rng(seed)
@@ -130,31 +121,6 @@ def nasty(kind, seed=3):
 
 NASTY = ["few", "offset", "offset of y", "collinear", "duplicated", "constant", "constant but one", "constant y"]
 NASTY += ["binary", "units", "one leaf", "one row in a leaf"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "p", "depth"), [(10, 1, 1), (60, 2, 3)])
-def test_other_sizes(x64, n, p, depth):
-    for seed, kind in enumerate(KINDS):
-        leaf, x, y = draw(n, p, depth, kind, seed)
-        for weight in weightings(n):
-            expected = oracles.shrunk_leaves(leaf, x, y, 2**depth, weight)[0]
-            fitted = fit(leaf, x, y, num_leaves=2**depth, sample_weight=weight)
-            assert_equal_leaves(fitted, expected)
-
-
-@pytest.mark.slow
-def test_the_cases_above_choose_among_all_kinds_of_candidates():
-    chosen = set()
-    for kind, (seed, weight) in itertools.product(KINDS, enumerate(weightings(200))):
-        leaf, x, targets = three_targets(kind, seed)
-        for y in targets.T:
-            chosen |= set(oracles.shrunk_leaves(leaf, x, y, 8, weight=weight)[2])
-    levels = len(oracles.LEVEL_STRENGTHS)
-    mean = levels * len(oracles.SLOPE_STRENGTHS)
-    assert {-1, 0, mean} < chosen
-    assert any(0 < c < levels for c in chosen)  # a level alone
-    assert any(levels < c < mean and c % levels for c in chosen)  # slopes and a level
 
 
 @pytest.mark.parametrize("kind", NASTY)
@@ -194,18 +160,6 @@ def test_a_constant_column_gets_no_slope(value):
         for weight in (np.ones(12, np.float32), uneven):
             fitted = fit(leaf, x, y + 3 * x[:, 0], num_leaves=4, sample_weight=weight)
             assert not fitted.coefficients[:, 1].any() and fitted.coefficients[:, 0].any()
-
-
-def test_noise_is_not_followed(in_blocks):
-    ratios = []
-    for seed in range(7):
-        rng = np.random.default_rng(seed)
-        x, y, leaf = rng.normal(size=(400, 4)), rng.normal(size=(400, 3)), rng.integers(0, 8, 400)
-        fitted = fit(leaf[:200], x[:200], y[:200], num_leaves=8, sample_weight=np.ones(200))
-        answers, mean = np.asarray(answer(fitted, leaf[200:], x[200:])), y[:200].mean(0)
-        ratios.append(np.square(y[200:] - answers).mean(0) / np.square(y[200:] - mean).mean(0))
-    # Means of the leaves would lose 4 per cent more than the mean of all, planes in the leaves 25.
-    assert np.mean(ratios) <= 1.015
 
 
 def test_a_leaf_of_hardly_any_weight_costs_hardly_anything():

@@ -100,10 +100,13 @@ def test_a_split_has_the_columns_of_one_group(groups):
 
 
 def test_groups_by_names_that_are_numbers():
-    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(9, 3)), columns=[2, 0, 1])
-    columns = jtrees.tables.TableEncoder.fit(frame)[0].named_columns
-    np.testing.assert_array_equal(checked_groups([[0, 1]], columns, 3), [3, 0, 0])
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 3)), columns=[2, 0, 1])
+    columns_of_frame = lambda frame: jtrees.tables.TableEncoder.fit(frame)[0].named_columns
+    np.testing.assert_array_equal(checked_groups([[0, 1]], columns_of_frame(frame), 3), [3, 0, 0])
     np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
+    np.testing.assert_array_equal(checked_groups("none", None, 3), [0, 1, 2])
+    gaps = columns_of_frame(frame.mask(np.arange(90)[:, None] % 9 == [0, 1, 2]))  # columns with indicators
+    np.testing.assert_array_equal(checked_groups([[0, 1]], gaps, 6), [3, 3, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -112,28 +115,6 @@ def test_groups_by_names_that_are_numbers():
 )
 def test_a_number_is_a_name_only_if_a_column_has_it(names, number, name):
     assert column_finder(names, "columns")(number) == name
-
-
-@pytest.mark.slow
-def test_without_interactions_splits_are_axis_aligned_and_trained():
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, (400, 4))
-    y = 2.0 * ((x[:, 0] > 0.2) ^ (x[:, 1] > -0.3)) + 0.05 * rng.normal(size=400)  # greedy splits gain nothing
-    recipe = jtrees.Sparse(jtrees.GET(depth=2, starts=8, epochs=300, cart=False), interactions="none", epochs=100)
-    fit = jtrees.fit(recipe, x, y, key=KEY)
-    assert (columns_of(fit.tree) == 1).all() and fit.kind.startswith("axis-aligned")
-    assert fit.loss < 0.2
-
-
-@pytest.mark.slow
-def test_groups_by_name_of_a_raw_table():
-    x, y = plane(p=4)
-    frame = pd.DataFrame(x, columns=["lat", "lon", "income", "age"])
-    frame.loc[::9, "lat"] = np.nan
-    recipe = jtrees.Sparse(GET, interactions=(("lat", "lon"), ("income", "age")), epochs=20)
-    fit = jtrees.fit(recipe, frame, y, key=KEY)
-    assert fit.model.encoder.feature_names == ["lat", "[lat missing]", "lon", "income", "age"]
-    assert all(len(set(np.array([0, 0, 0, 1, 1])[row != 0])) <= 1 for row in np.asarray(fit.tree.weights))
 
 
 @pytest.mark.parametrize("around", [lambda base: jtrees.Boosted(base), jtrees.Polished])

@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -34,34 +33,24 @@ def search(x, y, node, nodes, classes=None, weight=None, bins=32):
     return best(x, splitting.edges_of(x, bins), y, weight, node, nodes=nodes, classes=classes)
 
 
-@pytest.mark.parametrize("nodes", [5, 40])  # of which 35 are empty
-def test_gains_are_those_of_cart_with_entropy(nodes):
-    x, y, _, node = data()
+@pytest.mark.parametrize(("classes", "nodes"), [(3, 5), (3, 40), (None, 5)])  # of 40 nodes 35 are empty
+def test_gains_are_those_of_cart(classes, nodes):
+    x, labels, targets, node = data()
+    y, cart, unit = targets, DecisionTreeRegressor(max_depth=1), 1
+    if classes:
+        y, cart = labels, DecisionTreeClassifier(criterion="entropy", max_depth=1)
+        unit = np.log(2)  # theirs are bits
     weight = np.random.default_rng(1).integers(1, 4, len(x)).astype(np.float32)
-    split = search(x, y, node, nodes, 3, weight)
+    split = search(x, y, node, nodes, classes, weight)
     for i in range(5):
         members = node == i
-        stump = (
-            DecisionTreeClassifier(criterion="entropy", max_depth=1).fit(x[members], y[members], weight[members]).tree_
-        )
-        left, right = (stump.impurity[k] * stump.weighted_n_node_samples[k] for k in (1, 2))
-        gain = (stump.impurity[0] * stump.weighted_n_node_samples[0] - left - right) * np.log(2)  # theirs are bits
-        assert float(split.gain[i]) == pytest.approx(gain, rel=1e-4)
+        stump = cart.fit(x[members], y[members], weight[members]).tree_
+        before, left, right = stump.impurity * stump.weighted_n_node_samples
+        assert float(split.gain[i]) == pytest.approx(unit * (before - left - right), rel=1e-4)
         assert int(split.feature[i]) == stump.feature[0]
         ours, theirs = (x[members][:, stump.feature[0]] > t for t in (float(split.threshold[i]), stump.threshold[0]))
         np.testing.assert_array_equal(ours, theirs)
     assert not np.any(split.gain[5:])
-
-
-def test_gains_are_those_of_cart_by_squares():
-    x, _, y, node = data()
-    split = search(x, y, node, 5)
-    for i in range(5):
-        members = node == i
-        stump = DecisionTreeRegressor(max_depth=1).fit(x[members], y[members]).tree_
-        total = stump.impurity * stump.n_node_samples
-        assert float(split.gain[i]) == pytest.approx(total[0] - total[1] - total[2], rel=1e-4)
-        assert int(split.feature[i]) == stump.feature[0]
 
 
 @pytest.mark.parametrize("far", [1, 1000])
@@ -108,7 +97,9 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
     x = rng.normal(size=(203, 3)).astype(np.float32)
     x = x if values is None else np.round(x).clip(0, values - 1)
     inside = rng.random(203) < 0.7
-    edges = np.asarray(jax.jit(splitting.edges_within, static_argnames="bins")(x, inside, bins=8))
+    edges_within = jax.jit(splitting.edges_within, static_argnames="bins")
+    assert np.isinf(edges_within(x, np.zeros(203, bool), bins=8)).all()
+    edges = np.asarray(edges_within(x, inside, bins=8))
     assert edges.shape == (3, 7) and (edges[:, 1:] >= edges[:, :-1]).all()
     for column, column_edges in zip(x[inside].T, edges, strict=True):
         finite = column_edges[np.isfinite(column_edges)]
@@ -118,11 +109,6 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
             assert len(finite) == 7 and set(counts) <= {inside.sum() // 8, inside.sum() // 8 + 1}
         else:
             np.testing.assert_array_equal(np.unique(finite), [0.5, 1.5][: values - 1])
-
-
-@pytest.mark.slow
-def test_edges_of_no_samples_are_infinite():
-    assert np.isinf(splitting.edges_within(jnp.zeros((4, 2)), jnp.zeros(4, bool), 8)).all()
 
 
 def test_columns_by_covariance_are_those_of_the_definition():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees.routing import leaf_index, smooth_step
+from jtrees.routing import smooth_step
 from tests import oracles
 
 # Programs that tests share, of scores and widths of one shape: most of the time here is compilation.
@@ -119,13 +119,6 @@ def test_subnormal_scores_and_widths_are_answered_as_they_are_or_as_zero(x64, dt
     assert (value[t > 0] >= 0.5).all() and (value[t < 0] <= 0.5).all()
     far = (width >= 1) & (np.abs(t) / 1e6 >= width)
     assert np.array_equal(value[far], t[far] > 0) and not slopes[0, far].any()
-
-
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_zero_goes_left(zero):
-    t = jnp.asarray([[zero, 1e-30, -1e-30]], jnp.float32)
-    assert leaf_index(t).tolist() == [0, 1, 0]
-    assert smooth_step(t, 1e-3)[0, 0] == 0.5
 
 
 def test_smooth_step_at_its_ends():

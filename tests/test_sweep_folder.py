@@ -4,12 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-from pathlib import Path
-import random
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +16,7 @@ import pytest
 import jtrees
 from jtrees.selection.definition import definition
 from tests import polynomials, wait_until
+from tests.large_runs import output_of, pair, started
 from tests.polynomials import Polynomials
 
 KEY = jax.random.key(3)
@@ -87,14 +83,6 @@ def test_a_second_sweep_repeats_no_run(tmp_path, searches):
     np.testing.assert_array_equal(extended.losses[:2, :2], first.losses)
 
 
-def test_fits_come_back_bit_for_bit(tmp_path):
-    first = sweep(tmp_path, DGT, seeds=1, validation=0.25)
-    second = sweep(tmp_path, DGT, seeds=1, validation=0.25)
-    same(first, second)
-    np.testing.assert_array_equal(first.fit.predict(X), second.fit.predict(X))
-    assert second.fit.loss == first.fit.loss and second.fit.report.recipe == first.fit.report.recipe
-
-
 def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypatch, searches):
     grid = {"learning_rate": (1e30, 0.5)}
     assert sweep(tmp_path / "a", grid=grid).states[0].tolist() == [["diverged"] * 3] * 2
@@ -113,6 +101,22 @@ def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypat
     assert 0 < (stopped.states == "finished").sum() < 12
     monkeypatch.setattr(Polynomials, "search", search)
     same(sweep(tmp_path / "b"), sweep(None))
+
+
+def test_an_error_loses_only_the_runs_in_progress(tmp_path, monkeypatch, searches):
+    """So does the death of the process: the runs of each batch are written before the next batch begins."""
+    search = Polynomials.search
+
+    async def failing(self, problem):
+        if len(searches) == 5:
+            raise RuntimeError
+        return await search(self, problem)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(Polynomials, "search", failing)
+        sweep(tmp_path, batch=2)
+    same(sweep(tmp_path), sweep(None))
+    assert len(searches) == 5 + (12 - 4) + 12
 
 
 FRAME = pd.DataFrame({"p": X[:, 0], "q": X[:, 1], "level": np.where(X[:, 0] > 0, "a", "b")})
@@ -191,6 +195,13 @@ def test_values_in_closures_are_compared_whole(tmp_path):
     for rule in (*rest, holding({"a", "b"})):
         with pytest.raises(ValueError, match="has rule"):
             call(rule)
+
+
+def test_sets_have_the_same_text_in_any_order():
+    """Text in a set has another order in each process."""
+    first, second = {0, 8}, {8, 0}
+    assert list(first) != list(second)
+    assert definition("rule", holding(first)) == definition("rule", holding(second))
 
 
 # --- What a loss reads -----------------------------------------------------------------------------------------------
@@ -329,23 +340,6 @@ def test_the_code_of_a_recipe_and_its_version(monkeypatch):
     assert named == definition("recipe", Mine) != changed
 
 
-@pytest.mark.slow
-def test_options_have_the_same_text_in_all_processes(tmp_path):
-    """Text in sets is hashed differently in each process."""
-    script = f"""if True:
-        import jax, numpy as np, optax, warnings, jtrees
-        warnings.simplefilter("ignore")
-        def rule(rate):
-            return optax.adam(rate) if "a" in {{"a", "b", "c", "d", "e"}} else None
-        x = np.linspace(-1, 1, 40)[:, None]
-        static, options = {{"depth": 1}}, {{"alpha": 4.0}}
-        recipe = jtrees.FromMethod(make=jtrees.methods.get, options=options, static=static, epochs=1, rule=rule)
-        jtrees.sweep(recipe, x, x[:, 0], key=jax.random.key(0), folder={str(tmp_path)!r})"""
-    for seed in ("1", "2"):
-        subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
-    assert len(list(tmp_path.glob("*.jtrees"))) == 1
-
-
 def run_files(folder, kind="json"):
     return sorted(file for file in folder.glob(f"*.{kind}") if file.stem != "sweep")
 
@@ -440,53 +434,37 @@ def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
     assert reloaded.report.tuning.options == first.report.tuning.options
 
 
-# --- Killed processes ------------------------------------------------------------------------------------------------
+# --- The example for pods --------------------------------------------------------------------------------------------
 
-SCRIPT = """
-import sys, warnings
-import jax, numpy as np
-sys.path.insert(0, {root!r})
-warnings.simplefilter("ignore")
-import jtrees
-from tests.polynomials import Polynomials
-search = Polynomials.search
-async def counted(self, problem):
-    fitted = await search(self, problem)
-    with open({log!r}, "a") as file:
-        file.write("x")
-    return fitted
-Polynomials.search = counted
-rng = np.random.default_rng(0)
-x = rng.uniform(-2, 2, (96, 2))
-y = x[:, 0] ** 3
-jtrees.sweep(Polynomials(), x, y, key=jax.random.key(0), grid={{"learning_rate": np.linspace(0.01, 0.5, 50).tolist()}},
-             seeds=2, batch=2, folder={folder!r})
-print("done")
-"""
+SIZE = ("--samples", 3, "--seeds", 2, "--epochs", 1)
 
 
-@pytest.mark.slow
-def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
-    folder, log = tmp_path / "runs", tmp_path / "log"
-    log.write_text("")
-    script = SCRIPT.format(root=str(Path(__file__).parents[1]), log=str(log), folder=str(folder))
-    command = [sys.executable, "-c", script]
-    draw, kills = random.Random(0), 0
-    count = lambda: len(list(folder.glob("*.json")))
-    while kills < 4:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        before = count()
-        # The process is killed at a random time after its first new run, while it makes further runs.
-        wait_until(lambda child=process, before=before: child.poll() is not None or count() > before)
-        time.sleep(draw.uniform(0, 0.02))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert output.endswith("done\n") and kills >= 3
-    files = [file for file in folder.glob("*.json") if file.stem != "sweep"]
-    runs = [json.loads(file.read_text()) for file in files]
-    assert len(runs) == 100 and len({(run["options"]["learning_rate"], run["seed"]) for run in runs}) == 100
-    assert len(log.read_text()) <= 100 + 2 * kills  # at most the two runs in progress are made again
+def run_times(out):
+    """The times of the files of the finished runs."""
+    return {path.name: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")}
+
+
+@pytest.mark.wide
+def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp_path):
+    first, second = pair("sweep_pod", out := tmp_path / "sweep", *SIZE)
+    wait_until(lambda: len(run_times(out)) >= 2 or first.poll() is not None)
+    before = run_times(out)
+    second.kill()
+    _, messages = first.communicate(timeout=200)
+    second.communicate()
+    assert first.returncode == os.EX_TEMPFAIL, messages
+    assert messages.splitlines()[-1] == "another process has ended: the same command resumes the run"
+    texts = [output_of(process) for process in pair("sweep_pod", out, *SIZE)]
+    assert "best of 6 runs: {" in texts[0] and "best" not in texts[1]
+    assert before.items() <= run_times(out).items()
+    frame = pd.read_csv(out / "runs.csv")
+    assert len(frame) == 3 and np.isfinite(frame.loss).all() and jtrees.load(out / "best.jtrees").tree is not None
+
+
+@pytest.mark.wide
+def test_hosts_with_shares_make_all_runs(tmp_path):
+    for host in range(2):
+        output_of(started("sweep_pod", tmp_path, *SIZE, "--share", host, 2))
+    runs = run_times(tmp_path)
+    assert "best of 6 runs: {" in output_of(started("sweep_pod", tmp_path, *SIZE))
+    assert run_times(tmp_path) == runs

@@ -52,8 +52,11 @@ def mean_loss(losses):
     return (WEIGHT * losses).mean() / WEIGHT.mean()
 
 
-def assert_slopes(loss, plain, params, size=1e-5):
-    gradient = jax.jit(jax.grad(loss))(params)
+def check_loss(method, rows, plain, params, size=1e-5):
+    """The loss of a method and its slopes along some directions are those of a plain definition."""
+    loss = lambda params: method.loss(params, rows, key=KEY, step=0)[0]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    assert float(value) == pytest.approx(plain(numpy(params)), abs=1e-10)
     for seed in range(4):
         leaves, structure = jax.tree.flatten(params)
         draw = np.random.default_rng(seed)
@@ -91,15 +94,20 @@ def test_node_is_the_papers(layers, x64):
     params = initial(method, batch(Y))
     np.testing.assert_allclose(outputs_of(params, X), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
     plain = lambda params: mean_loss((plain_node(params.params, X) - Y) ** 2)
-    assert_slopes(lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0], plain, params)
+    check_loss(method, batch(Y), plain, params)
+
+
+def steps_of(features, layer):
+    """The scaled features of a layer, and their steps."""
+    t = (features - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
+    return t, jtrees.routing.entmax_step(t)
 
 
 def test_node_starts_inside_all_steps():
     x = jax.random.normal(KEY, (200, 5))
     [layer] = initial(node(2, 4), Batch(x, x[:, 0])).params
-    t = (layer.features(x) - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
-    assert float(jnp.abs(t).max()) < 2
-    assert ((jtrees.routing.entmax_step(t) > 0) & (jtrees.routing.entmax_step(t) < 1)).all()
+    features, step = map(np.asarray, jax.jit(lambda layer, x: steps_of(layer.features(x), layer))(layer, x))
+    assert np.abs(features).max() < 2 and ((step > 0) & (step < 1)).all()
 
 
 @pytest.mark.parametrize("make", [node, grande])
@@ -138,8 +146,7 @@ def test_grande_is_the_papers(x64):
     z = np.einsum("tjp,np->tjn", choices, X) - (choices * plain.thresholds).sum(-1)[..., None]
     hard = choices - soft, (z > 0) - (z / (1 + np.abs(z)) + 1) / 2
     np.testing.assert_allclose(outputs_of(params, X), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
-    loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert_slopes(loss, lambda params: mean_loss((soft_grande(hard, params, X) - Y) ** 2), params)
+    check_loss(method, batch(Y), lambda params: mean_loss((soft_grande(hard, params, X) - Y) ** 2), params)
 
 
 def test_a_tree_of_grande_sees_some_features_only():
@@ -196,9 +203,7 @@ def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
         logits = np.stack(pooled, axis=1)
         return mean_loss(logsumexp(logits, 1) - logits[np.arange(N), CLASSES])
 
-    loss = lambda params: method.loss(params, batch(CLASSES), key=KEY, step=0)[0]
-    assert float(jax.jit(loss)(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
-    assert_slopes(loss, plain, params)
+    check_loss(method, batch(CLASSES), plain, params)
 
 
 @pytest.mark.parametrize("leaves", sweeps.quick(["constant", "linear"], ["linear"]))
@@ -224,9 +229,7 @@ def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
         return mean_loss(((reached * answers(params.leaves)).sum(1) + change - Y) ** 2)
 
     start = numpy(params)
-    loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(jax.jit(loss)(params)) == pytest.approx(mean_loss(((reached * constant).sum(1) - Y) ** 2), abs=1e-10)
-    assert_slopes(loss, plain, params)
+    check_loss(method, batch(Y), plain, params)
 
 
 def test_dtsemnet_hardens_to_fitted_leaves():
@@ -286,9 +289,7 @@ def test_the_soft_decision_tree_is_the_papers(x64):
         expected = (leaf * (tree.leaves.values - Y[:, None]) ** 2).sum(1)
         return mean_loss(expected) + 0.3 * (penalty * [1, 0.5, 0.5]).sum()
 
-    loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(jax.jit(loss)(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
-    assert_slopes(loss, plain, params)
+    check_loss(method, batch(Y), plain, params)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

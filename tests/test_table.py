@@ -40,13 +40,6 @@ def test_a_table_to_train_on():
     assert isinstance(classes.x, np.ndarray)
 
 
-def test_whole_numbers_keep_all_of_their_digits():
-    y = 1_700_000_000_000 + np.arange(N)  # milliseconds: beyond float32 by far
-    checked = table(y[:, None], y)
-    assert np.array_equal(checked.x[:, 0], y) and np.array_equal(checked.y, y)
-    assert checked.x.dtype == checked.y.dtype == np.float64
-
-
 def test_rows_of_weight_zero_are_left_out_and_only_ratios_matter():
     weight = np.arange(N) % 3 * 100.0
     checked, rounded = table(weight=weight), table(weight=weight.astype(int))

@@ -1,7 +1,6 @@
 """Tasks and losses: values, derivatives, best constants, units, scores, refusals; recipes with losses; policies."""
 
 from functools import partial
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jtrees import Classification, Policy, Regression, leaves, losses
 from jtrees.tasks import checked_targets
 from jtrees.tasks.base import linked
 from jtrees.tasks.custom import check_without_link
-from jtrees.tasks.fits import newton_constants, weighted_quantiles
+from jtrees.tasks.fits import newton_constants
 from tests import recipes, sweeps, tables
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -124,19 +123,6 @@ def test_constants_are_the_best_of_each_leaf(name):
     copies = np.repeat(np.arange(N), WEIGHT.astype(int))
     repeated = constants(LEAF[copies], y[copies], 4, jnp.ones(len(copies)))
     np.testing.assert_allclose(best, repeated, rtol=1e-3, atol=1e-4)  # 20 Newton steps in float32
-
-
-def test_quantiles_are_middles_of_all_minimisers():
-    y, levels = np.round(REAL, 1), (0.25, 0.3)
-    actual = weighted_quantiles(jnp.asarray(LEAF), f32(y), 4, levels, sample_weight=f32(WEIGHT))
-    for leaf, (j, level) in itertools.product(range(3), enumerate(levels)):
-        inside = (leaf == LEAF) & (WEIGHT > 0)
-        values = np.unique(y[inside])
-        loss = losses.Quantile(level)
-        total = np.array([(WEIGHT[inside] * loss.of_predictions(np.float64(v), y[inside])).sum() for v in values])
-        best = values[total <= total.min() + 1e-9]
-        assert actual[leaf, j] == pytest.approx((best[0] + best[-1]) / 2, abs=1e-6)
-    assert (np.diff(actual, axis=1) >= 0).all()
 
 
 def test_newton_steps_go_down_where_curvature_is_missing():
@@ -385,20 +371,6 @@ def test_a_log_link_follows_the_unit_of_the_targets():
     assert "->" in plain.tree.to_text()
 
 
-@pytest.mark.slow
-def test_a_task_may_have_classes_without_a_sample_and_smoothed_labels():
-    x, y = tables.X, 2 * tables.BINARY
-    fit = lambda task, y=y: jtrees.fit(recipes.GET, x, y, key=KEY, task=task).predict(x)
-    with pytest.raises(ValueError, match="got no sample of class 1"):
-        fit("classification")
-    chances = fit(Classification(4))
-    assert chances.shape == (400, 4) and (chances > 0).all()
-    with pytest.raises(ValueError, match=r"y must hold classes 0\.\.3, got labels from 0 to 8"):
-        fit(Classification(4), 4 * y)
-    smoothed = fit(Classification(2, losses.LogLoss(0.2)), tables.BINARY)
-    assert smoothed.min() >= 0.1 - 1e-6 and smoothed.max() > 0.85
-
-
 def test_leaves_of_smoothed_labels_lose_what_smoothed_labels_do():
     leaf = leaves.Values(jnp.asarray([[0.1, 0.9]]), losses.Frequencies(0.2))
     expected = [[-0.9 * np.log(0.9) - 0.1 * np.log(0.1)]]
@@ -407,10 +379,14 @@ def test_leaves_of_smoothed_labels_lose_what_smoothed_labels_do():
 
 def test_the_step_of_two_classes_is_the_newton_step_of_their_difference(x64):
     outputs, y = jnp.asarray(rng.normal(size=(N, 2))), jnp.asarray(rng.integers(0, 2, N))
-    step = losses.LogLoss().newton(outputs, y)[0]
     margin_loss = lambda margin, label: jnp.logaddexp(0, margin) - label * margin
-    margin = outputs[:, 1] - outputs[:, 0]
-    gradient, curvature = (jax.vmap(d)(margin, y) for d in (jax.grad(margin_loss), jax.grad(jax.grad(margin_loss))))
-    inside = jnp.abs(step).max(1) < 4  # longer steps are clipped
+    derivatives = jax.vmap(jax.grad(margin_loss)), jax.vmap(jax.grad(jax.grad(margin_loss)))
+    of_margin = lambda margin, y: [derivative(margin, y) for derivative in derivatives]
+    everything = lambda outputs, y: (
+        losses.LogLoss().newton(outputs, y)[0],
+        *of_margin(outputs[:, 1] - outputs[:, 0], y),
+    )
+    step, gradient, curvature = map(np.asarray, jax.jit(everything)(outputs, y))
+    inside = np.abs(step).max(1) < 4  # longer steps are clipped
     assert inside.sum() > N / 2
     np.testing.assert_allclose((step[:, 1] - step[:, 0])[inside], (-gradient / curvature)[inside], rtol=1e-9)

@@ -124,7 +124,6 @@ def job(monkeypatch):
 
 
 def test_rows_are_centred_in_double_precision(tmp_path, job):
-    """The rows of the method, against the formula in float64."""
     rows = np.add(table(2000), [1.7e9, -3e9, 0, 0, 1e9])
     write(tmp_path / "0.npy", rows)
     created, numbers = job("--data", tmp_path, "--block", 100, "--blocks", 1)

@@ -136,7 +136,6 @@ def test_early_stopping_counts_evaluations_since_the_last_lower_score(plane, lea
 
 
 def test_the_end_of_a_run_fixes_its_result(plane):
-    """The step, the best parameters and the losses do not depend on the updates after the end."""
     optimizer = optax.sgd(0.5)
     once = training.step.one_step(PLANE, plane, optimizer)
     score = lambda params: jnp.square(params[0] - 0.3)
@@ -195,6 +194,8 @@ def test_the_loss_gets_the_step_and_a_key_of_its_own():
     losses = np.asarray(compiled(Batch(jnp.ones((2, 1)), jnp.ones(2)), method=nothing(loss), steps=4).losses)
     assert np.floor(losses).tolist() == [0, 1, 2, 3]
     assert len(set((losses % 1).tolist())) == 4
+    expected = jax.random.key_data(jax.random.split(KEY))
+    np.testing.assert_array_equal(jax.random.key_data(jnp.stack(training.step.keys_of(KEY))), expected)
     schedule = lambda step: 2 * step  # of a number, which is evaluated
     assert (training.state.at_step(schedule, 7), training.state.at_step(0.5, 7)) == (14, 0.5)
 
@@ -326,15 +327,6 @@ def test_a_heavy_sample_counts_as_much_in_a_light_batch_as_in_another():
         np.testing.assert_allclose(np.unique(epoch.round(4)), np.unique(expected.round(4)), rtol=1e-4)
 
 
-def test_only_the_ratios_of_weights_count(plane):
-    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 11), jnp.float32)
-    fit = lambda factor: compiled(plane._replace(weight=np.float32(factor) * weight), **BATCHES)
-    assert_same(fit(1), fit(7))
-    assert_same(fit(1), fit(1e-30))
-    unweighted = (compiled(plane._replace(weight=w), **BATCHES) for w in (None, np.full(11, 3, np.float32)))
-    assert_same(*unweighted)
-
-
 def test_without_weights_the_method_sees_none(plane):
     weights = []
 
@@ -347,13 +339,6 @@ def test_without_weights_the_method_sees_none(plane):
     weights.clear()
     jax.eval_shape(lambda: run(plane, method=PLANE._replace(loss=loss), **BATCHES))
     assert {weight.shape for weight in weights} == {(4,), (11,)}
-
-
-def test_no_batch_is_without_weight(plane):
-    weight = jnp.zeros(11).at[jnp.asarray([3, 5])].set(1.0)
-    for seed in range(8):
-        result = compiled(plane._replace(weight=weight), jax.random.key(seed), **BATCHES)
-        assert bool(result.finite) and (np.asarray(result.losses) > 0).all()
 
 
 def with_loss(loss):
@@ -417,15 +402,3 @@ def test_a_gradient_through_training_is_the_slope_of_a_soft_loss_and_the_score_h
     (above, _), (below, _) = map(jax.jit(losses), (-2 + 1e-4, -2 - 1e-4))
     assert score_slope == 0 and abs(slope) > 1e-3
     np.testing.assert_allclose(slope, (above - below) / 2e-4, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_run_uses_each_key_once(plane):
-    """Under the flag that forbids more; and its keys are those of a split."""
-    method = nothing(lambda params, batch, *, key, step: 2 * (params + jax.random.normal(key),))
-    key = jax.random.key(3)
-    with jax.debug_key_reuse(True):
-        step = partial(training.train, method, plane, optimizer=optax.sgd(0.1), steps=4, **BATCHES)
-        assert jax.jit(lambda key: step(key=key))(key).finite and step(key=key).finite
-    expected = jax.random.key_data(jax.random.split(key))
-    np.testing.assert_array_equal(jax.random.key_data(jnp.stack(training.step.keys_of(key))), expected)

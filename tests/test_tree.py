@@ -61,15 +61,6 @@ def test_predict_answers_with_the_model_of_the_leaf(kind):
         assert np.array_equal(tree.predict(rows), expected)
 
 
-def test_decision_path_follows_parents_from_root_to_leaf():
-    tree, x = draw(), samples()
-    path = tree.decision_path(x)
-    assert path.shape == (DEPTH + 1, ROWS) and path.dtype == np.int32 and not path[0].any()
-    assert np.array_equal(path[-1], walk(tree, x) + 7)
-    assert np.array_equal((path[1:] - 1) // 2, path[:-1])
-    assert np.array_equal(tree.decision_path(jnp.asarray(x)), path)
-
-
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_prune_keeps_every_prediction_and_every_useful_split(seed, different):
     tree = draw(seed)

@@ -8,23 +8,18 @@ import itertools
 import math
 import signal
 import time
-from types import SimpleNamespace
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import jtrees
 from jtrees import pytree
-from jtrees.data import Scaling
-from jtrees.data.scaling import losses_of
 from jtrees.search import Fitted, option
 from jtrees.selection import halving
 from jtrees.selection.space import draw
 from jtrees.selection.sweep import splits_of
-from jtrees.tables import checked_dataset, checked_table
-from jtrees.tasks import Regression
+from jtrees.tables import checked_dataset
 from tests.polynomials import Polynomials
 
 KEY = jax.random.key(0)
@@ -195,16 +190,6 @@ def test_none_among_numbers():
     """None is another structure than a number, and 0 may be the same: two programs, and all values are tried."""
     result = trials(tune(Polynomials(depth=3), {"momentum": (None, 0.3, 0.0, 0.5)}))
     assert set(result) == {(None,), (0.0,), (0.3,), (0.5,)} and result[(None,)].loss == result[(0.0,)].loss
-
-
-def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
-    huber = lambda outputs, y: optax.losses.huber_loss(outputs, y, delta=0.1)
-    y = np.array([0.0, 10.0, 20.0])
-    table = checked_table(np.arange(3.0)[:, None], y, None, "regression")
-    model = SimpleNamespace(predict=lambda x: y + np.array([0.0, 1.0, 10.0]))
-    losses = losses_of(model, table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
-    np.testing.assert_allclose(losses, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
-    np.testing.assert_allclose(losses_of(model, table, Scaling.fit(table)), [0, 1, 100])
 
 
 @pytest.mark.parametrize(

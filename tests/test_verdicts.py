@@ -158,35 +158,21 @@ def test_losses_of_trials_are_near_the_losses_of_new_rows(recipe, name):
     assert result.report.held_out_loss == result.report.baselines["model"] == pytest.approx(new, rel=0.35)
 
 
-@pytest.mark.usefixtures("first_leaves")
-@pytest.mark.slow
-def test_losses_of_left_out_rows_are_weighted():
-    weight = np.random.default_rng(0).uniform(0.2, 3, 1200)
-    x, y = table(1200)
-    result = fit(SUM, "squared error", x, y, sample_weight=weight)
-    rows = result.report.held_out_rows
-    expected = np.average((result.predict(x[rows]) - y[rows]) ** 2, weights=weight[rows])
-    assert result.report.held_out_loss == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("first_leaves")
 @pytest.mark.parametrize("raw", [False, True])
 def test_numbers_of_left_out_rows_are_those_of_the_users_rows(raw):
-    """Also with rows of weight 0, and with rows that ``held_out`` sets aside."""
+    """Also with weights, some of them 0, and with rows that ``held_out`` sets aside."""
     x, y = table(2400)
-    weight = (np.arange(2400) % 3 > 0).astype(float)
+    weight = np.random.default_rng(0).uniform(0.2, 3, 2400) * (np.arange(2400) % 3 > 0)
     frame = pd.DataFrame(x) if raw else x
     result = fit(SUM, "squared error", frame, y, sample_weight=weight, held_out=0.2)
-    rows = result.report.held_out_rows
-    assert (weight[rows] > 0).all() and len(set(rows.tolist())) == len(rows)
-    expected = np.mean((result.predict(frame.iloc[rows] if raw else x[rows]) - y[rows]) ** 2)
-    assert result.report.held_out_loss == pytest.approx(expected, rel=1e-5)
-    sweep = jtrees.sweep(SUM, frame, y, key=jax.random.key(0), validation=2)
-    for fold in sweep.fits.ravel():
-        rows = fold.report.held_out_rows
-        expected = np.mean((fold.predict(frame.iloc[rows] if raw else x[rows]) - y[rows]) ** 2)
-        assert fold.report.held_out_loss == pytest.approx(expected, rel=1e-5)
+    folds = jtrees.sweep(SUM, frame, y, key=jax.random.key(0), validation=2).fits.ravel()
+    for single, weights in ((result, weight), *((fold, np.ones(2400)) for fold in folds)):
+        rows = single.report.held_out_rows
+        assert (weights[rows] > 0).all() and len(set(rows.tolist())) == len(rows)
+        errors = (single.predict(frame.iloc[rows] if raw else x[rows]) - y[rows]) ** 2
+        assert single.report.held_out_loss == pytest.approx(np.average(errors, weights=weights[rows]), rel=1e-5)
 
 
 def test_losses_on_training_rows():
