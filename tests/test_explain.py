@@ -150,6 +150,12 @@ def test_nearest_change_of_an_age_stays_within_the_ages_of_the_table():
     assert beyond.changes["age"] == pytest.approx(100, abs=1e-3) and str(beyond) == "age: 50 -> 100"
 
 
+def test_leaves_that_no_point_reaches_need_no_division_by_a_residual_of_zero():
+    tree, table = random_tree("actions", 4, 3), rows(100, 3) * np.arange(1, 4)
+    answer = np.asarray(tree.leaves.values).argmax(-1)
+    assert_nearest(tree, table[0], table, answer, extrapolate=True)
+
+
 def test_nothing_to_change():
     tree = jtrees.ObliqueTree(jnp.zeros((1, 2)), jnp.array([-1.0]), jtrees.leaves.Values(jnp.array([1.0, 2.0])))
     assert explain.nearest_change(tree, [0.0, 0.0], rows(10, 2)) is None

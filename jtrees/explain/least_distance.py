@@ -87,7 +87,7 @@ def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
     stacked, last = np.vstack([g.T, h / unit]), np.zeros(g.shape[1] + 1)
     last[-1] = 1
     residual = stacked @ nnls(stacked, last)[0] - last
-    if np.linalg.norm(residual) < 1e-9:
+    if residual[-1] > -1e-15:  # it is minus the squared length of the residual
         return None
     step = -unit * residual[:-1] / residual[-1]
     return step if (g @ step - h).min() >= -1e-6 * unit else None
