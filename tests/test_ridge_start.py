@@ -173,7 +173,7 @@ def noisy_plane(n=100, p=40, seed=0):
 
 
 def test_cart_of_linear_leaves_divides_what_a_linear_model_leaves():
-    x, y, weight = table(80, 5)
+    x, y, weight = table(400, 5)
     residuals = y - LinearRegression().fit(x, y, sample_weight=weight).predict(x)
     tree = cart.grown_cart(Batch(x, y, weight), Regression(2), 2, "linear")
     expected = warmstart.cart_regressor(x, residuals, 2, sample_weight=weight)

@@ -88,6 +88,14 @@ def test_outliers_leave_the_others_their_resolution(n, outliers):
     assert np.array_equal(result[: len(outliers)], 100 * np.sign(outliers).astype(np.float32))
 
 
+def test_near_outliers_count_as_outliers_after_far_ones():
+    column = np.random.default_rng(0).normal(size=50_000)
+    plain = scaled(column)
+    column[:12] = np.geomspace(150, 1e4, 12)  # no gap is wide enough for a code
+    slope, _ = np.polyfit(plain[12:], scaled(column)[12:], 1)
+    assert slope == pytest.approx(1, abs=0.01)
+
+
 CODES = {
     "one": [999_999_999],
     "near": [99_999],
