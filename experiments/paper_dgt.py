@@ -282,7 +282,7 @@ PARTS = {
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns no settings; None for parts of regression with classes, and for ablations on other sets than the paper's."""
+    """Returns no settings; None for classes in parts of regression, and for ablations of sets without figures."""
     has = part in ("trees", "networks") or name in (ABLATED if part == "ablations" else REGRESSION)
     return {} if has else None
 

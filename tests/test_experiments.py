@@ -22,10 +22,8 @@ from sklearn.linear_model import Ridge
 from experiments import (
     bench_kernels,
     benchmark,
-    boosted_splits,
     distillation,
     estimators,
-    log_loss,
     losses as other_losses,
     networks,
     packages,
@@ -59,7 +57,6 @@ STUDIES = [
     paper_forest,
     estimators,
     distillation,
-    log_loss,
     raw_tables,
     relaxations,
     systems,
@@ -189,13 +186,26 @@ def test_the_committed_page_is_what_the_committed_rows_make(tmp_path, monkeypatc
 
 def test_commands_of_missing_figures_are_those_of_the_scripts(tmp_path):
     results = records.Results.read(tmp_path)
-    for row in (row for rows_of, _ in records.PAPERS.values() for row in rows_of(results)):
+    for row in (row for rows_of, *_ in records.PAPERS.values() for row in rows_of(results)):
         assert row.ours is None and row.reached is None
         script, *arguments = row.command.strip("`").removeprefix("python -m experiments.").split()
         if script != "cnn_tel":
             study = next(module.STUDY for module in records.MODULES if script == module.STUDY.name)
             options = studies.parse(study, arguments)
             assert (options.parts[0], row.name, 0) in study.pieces(options)
+
+
+def test_differences_are_seed_by_seed_and_errors_are_those_of_means(tmp_path):
+    scores = {"get": [3.0, 5.0, 9.0], "forest": [1.0, 4.0]}
+    rows = [
+        studies.Measurement(part, "airfoil", seed, {"test": score})
+        for part, part_scores in scores.items()
+        for seed, score in enumerate(part_scores)
+    ]
+    results = records.Results({"paper_get": studies.Results(rows)}, tmp_path)
+    assert results.differences("paper_get", "get", "forest", "airfoil", "test") == [2.0, 1.0]
+    figure, _ = results.figure("paper_get", "get", "airfoil", scores["get"], error=True)
+    assert figure.deviation == pytest.approx(stats.sem(scores["get"]))
 
 
 @pytest.mark.parametrize(
@@ -340,14 +350,6 @@ WHOLE = {
         {"RECIPE": DGT, "TEACHER": "HistGradientBoosting"},
         ["| kin8nm | 225 + 2250 x 5 |", "| segmentation | 225 + 2250 x 5 |", "at least as good on ", " of 2 sets"],
     ),
-    log_loss: (
-        ["--datasets", "segmentation", "--parts", "refined", "boosted"],
-        {
-            "REFINED": ((REFINED, REFINED.replace(learning_rate=0.01)), (REFINED,)),
-            "BOOSTED": (WEAK, WEAK.replace(patience=3)),
-        },
-        ["| set | refined GET | boosted GET |", "| segmentation | 0."],
-    ),
     systems: (
         ["--datasets", "kin8nm", "segmentation", "--parts", "linear", "CART", "DGT", "DGT, tuned"],
         {"RECIPES": {"DGT": DGT}, "TUNED": {"DGT, tuned": DGT}, "DRAWS": 2},
@@ -413,27 +415,6 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     assert f"`{command} --models 'Boosted()' {raw_tables.BINS} --out study.jsonl`" in text
     run("--report-only")
     assert (raw_folder / "study.md").read_text() == text
-
-
-@pytest.mark.slow
-def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monkeypatch):
-    split = boosted_splits.split_of("auto", None, str(raw_folder))
-    recipe, results = jtrees.Boosted(rounds=5), {}
-    for name, context in boosted_splits.SPLITS.items():
-        with context():
-            results[name] = boosted_splits.score(recipe, split)
-    scores = {name: value for name, (value, _) in results.items()}
-    value, is_oblique = results["chosen"]
-    assert scores["oblique"] != scores["axis-aligned"]
-    assert value == scores["oblique" if is_oblique else "axis-aligned"]
-    monkeypatch.chdir(raw_folder)
-    monkeypatch.setattr(boosted_splits, "jtrees", SimpleNamespace(Boosted=lambda **options: recipe.replace(**options)))
-    boosted_splits.main(["--tables-dir", str(raw_folder), "--sets", "auto", "--l2", "1"])
-    text = Path("results/boosted_splits.md").read_text()
-    assert "--data-dir DATA --tables-dir TABLES --sets auto --l2 1.0`" in text
-    row = next(line for line in text.splitlines() if line.startswith("| auto | R², % |"))
-    cells = *(f"{score:.2f}" for score in scores.values()), "oblique" if is_oblique else "axis-aligned"
-    assert row.endswith(f" | {' | '.join(cells)} |")
 
 
 def test_networks_without_their_environment_are_left_out_in_a_line(monkeypatch, tmp_path, capsys):

@@ -20,7 +20,7 @@ from jtrees.tree import ObliqueTree
 _FEW_ROWS, _BLOCK = 2**16, 2**12  # longer tables are routed in blocks of rows, which divide their padded length
 _HALVINGS = 10  # largest number of halvings of a step that raises the loss of a leaf
 _ROUNDING = 1e-5  # relative rise of the loss of a leaf that rounding errors can cause
-_L2, _L2_OF_CLASSES = 1.0, 10.0  # labels are noisier than numbers (experiments/results/boosted_splits.md)
+_L2, _L2_OF_CLASSES = 1.0, 10.0  # labels are noisier than numbers
 _MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
 
 
