@@ -154,7 +154,7 @@ DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
 @pytest.mark.parametrize("base", [GET, GET.replace(leaves="linear"), DGT, jtrees.CO2(depth=3, epochs=2)])
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkeypatch):
-    async def only_search(self, problem, trees):
+    async def only_search(self, problem):
         """The ``grow_arguments`` of a base that has no ``grow``."""
         return None
 

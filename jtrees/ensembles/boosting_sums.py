@@ -90,10 +90,8 @@ class GrowingSum:
 
     async def _rounds_of_program(self, count: int) -> boosting_round.Rounds:
         problem, first, (shared, rows, (tree_draws,)) = self._problem, len(self.losses), self._grow_arguments
-        draws = [
-            draws_of_round(problem, number)._replace(tree=jax.tree.map(lambda a, number=number: a[number], tree_draws))
-            for number in range(first, first + count)
-        ]
+        numbers = range(first, first + count)
+        draws = [draws_of_round(problem, number)._replace(tree=tree_draws(number)) for number in numbers]
         # All calls have the length of the longest call, so one program makes them.
         draws = jax.tree.map(lambda *a: _padded(np.stack(a), problem.recipe.rounds_of_call), *draws)
         name, state = type(problem.recipe).__name__, (self._state, self._room)
@@ -156,7 +154,7 @@ async def begin(problem: Problem) -> list[GrowingSum]:
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
     recipe, (n, p) = problem.recipe, problem.shape
-    grow_arguments = await base.grow_arguments(problem, recipe.rounds)
+    grow_arguments = await base.grow_arguments(problem)
     if grow_arguments is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
         return [GrowingSum(problem, await problem.map(boosting_round.initial_state))]
     before = await problem.map(boosting_round.before_rounds)

@@ -38,13 +38,13 @@ class GrowArguments(NamedTuple):
     Attributes:
       shared: arguments of all trees.
       rows: arguments with a leading axis of the rows of the problem. A tree gets the arguments of its rows.
-      drawn: arguments with a leading axis of the trees, for each kind of trees. A tree gets the arguments of its
-        number. The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
+      drawn: functions of the number of a tree that return further arguments, for each kind of trees. The last kind has
+        the trees that the search of the base finds, and earlier kinds are simpler.
     """
 
     shared: Any
     rows: Any
-    drawn: tuple[Any, ...] = ((),)
+    drawn: tuple[Callable[[int], Any], ...] = (lambda _: (),)
 
 
 @io.family
@@ -107,7 +107,7 @@ class Recipe:
         options = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return self.replace(**{name: change(value) for name, value in options if isinstance(value, Recipe)})
 
-    async def grow_arguments(self, problem: Problem, trees: int) -> "GrowArguments | None":
+    async def grow_arguments(self, problem: Problem) -> "GrowArguments | None":
         """Returns the arguments of ``grow`` for the trees of a boosted sum, or None if only :meth:`search` finds trees.
 
         A recipe may have ``grow(run, shared, rows, drawn) -> (splits, finite)``. It returns the splits that
@@ -118,7 +118,6 @@ class Recipe:
         Args:
           problem: the problem of the sum. Tree k has the key of ``problem.keyed(k)`` and
             ``problem.recipe.rows_of_round(n)`` of the n rows.
-          trees: number of trees.
         """
         return GrowArguments((), ()) if self.can_grow(problem) else None
 

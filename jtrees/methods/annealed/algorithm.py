@@ -138,9 +138,9 @@ class Annealed(Recipe):
         missing = [name for name in self.defaults if getattr(self, name) is None]
         return self.replace(**{name: getattr(self.defaults[name], tree) for name in missing})
 
-    async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
+    async def grow_arguments(self, problem: Problem) -> GrowArguments | None:
         # A subclass with another ``search`` finds other trees than ``grow``.
-        return boosted_tree.grow_arguments(self, problem, trees) if type(self).search is Annealed.search else None
+        return boosted_tree.grow_arguments(self, problem) if type(self).search is Annealed.search else None
 
     def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins: see ``boosted_tree.grow``."""

@@ -19,7 +19,7 @@ from jtrees.tree import ObliqueTree
 _WIDEST = 64  # largest number of features that a tree splits
 
 
-def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments | None:
+def grow_arguments(recipe: Any, problem: Problem) -> GrowArguments | None:
     """Returns the arguments of :func:`grow` for the trees of a sum; None if only the search finds such trees."""
     # There are two kinds of trees: CART, and trees that start from CART.
     n, p = problem.shape
@@ -28,11 +28,10 @@ def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments |
     if products > LARGEST_PROGRAM or not has_single_start:
         return None
     edges = bin_edges(problem, BINS)
-    sharpness = _sharpness(problem.replace(recipe=recipe), trees)
     codes = problem.computed_once(_bin_codes, problem.batch.x, edges)
-    return GrowArguments(
-        edges, codes, tuple((sharpness, trains) for trains in (np.zeros(trees, bool), np.ones(trees, bool)))
-    )
+    base, untrained, trained = problem.replace(recipe=recipe), np.bool_(False), np.bool_(True)
+    drawn = (lambda tree: (_sharpness(base, tree), untrained)), (lambda tree: (_sharpness(base, tree), trained))
+    return GrowArguments(edges, codes, drawn)
 
 
 def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
@@ -88,8 +87,7 @@ def _bin_codes(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _sharpness(problem: Problem, trees: int) -> np.ndarray:
-    """Returns the sharpness of the single start of each tree, ``(trees, stages)``: as in ``initial_starts``."""
+def _sharpness(problem: Problem, tree: int) -> np.ndarray:
+    """Returns the sharpness of the single start of a tree, ``(stages,)``: as in ``initial_starts``."""
     stages, (low, high) = problem.recipe.stages, problem.recipe.sharpness_ranges.T
-    draws = [problem.keyed(number).rng("starts").random(2 * stages, np.float32) for number in range(trees)]
-    return low + (high - low) * np.array(draws)[:, stages:]
+    return low + (high - low) * problem.keyed(tree).rng("starts").random(2 * stages, np.float32)[stages:]

@@ -121,7 +121,7 @@ class CO2(Recipe):
         """Returns the schedule of the mini-batches of a level, for n samples."""
         return Schedule.of(n, self.epochs, self.batch_size)
 
-    async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
+    async def grow_arguments(self, problem: Problem) -> GrowArguments | None:
         return GrowArguments(bin_edges(problem, self.bins), ()) if self.can_grow(problem) else None
 
     def products(self, n: int, p: int) -> int:
