@@ -96,15 +96,15 @@ def test_it_is_one_page_and_its_links_lead_somewhere():
 def test_the_quoted_results_are_the_committed_ones():
     rows = lambda text: [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in text.splitlines()]
     results = README.parent / "experiments" / "results"
-    _, *parts = (results / "estimators.md").read_text(encoding="utf-8").split("\n## ")
-    quoted = [row for row in rows(README.read_text(encoding="utf-8")) if len(row) == 5 and " sets, " in row[1]]
-    assert [row[1].split(",")[0] for row in quoted] == 4 * ["8 regression sets"] + 2 * ["16 classification sets"]
-    for name, sets, score, numbers, seconds in quoted:
-        count, task = sets.split(",")[0].split()[:2]
-        (part,) = (part for part in parts if part.startswith(task.capitalize()))
-        assert f"| mean of {count} sets |" in part
-        (row,) = (row for row in rows(part) if row[0] == name and len(row) > 4)
-        assert (score, numbers, seconds) == (f"{float(row[1]):.1f}", row[-2], f"{float(row[-4]):.1f}")
+    parts = map(str.strip, (results / "networks_all_rows.md").read_text(encoding="utf-8").split("\n\n"))
+    records = lambda table: {row[0]: dict(zip(table[0], row, strict=True)) for row in table}
+    measured = {table[0][0]: records(table) for table in map(rows, filter(None, parts))}
+    quoted = [row for row in rows(README.read_text(encoding="utf-8")) if len(row) == 6 and " sets of " in row[1]]
+    for sets in ("8 sets of regression", "16 sets of classification"):
+        actual = [[name.removesuffix("()"), *numbers] for name, of_sets, *numbers in quoted if of_sets == sets]
+        columns = ["score, %", "log loss", "numbers", "processor seconds"]
+        kept = [row for name, row in measured[sets].items() if name != sets and set(name) != {"-"}]
+        assert actual == [[row[sets], *(row.get(column, "") for column in columns)] for row in kept] and kept
     # Raw tables: the mean and the median, the tables on which the model is ahead, the longest fit.
     measured = [row for row in rows((results / "raw_tables.md").read_text(encoding="utf-8")) if len(row) == 8]
     summary = [[row[0], *row[1:3], *row[5:7]] for row in measured if row[0].endswith("()")]

@@ -171,7 +171,7 @@ class Boosted(Wrapper):
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1, clips=False)
+        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
 
         def restore(fitted: Fitted, data: Data) -> Fitted:
             model = _forest(problem, *fitted.scaled)
@@ -182,18 +182,17 @@ class Boosted(Wrapper):
 
         return problem.restored(boosting.fitted, restore)
 
-    async def boosted(
-        self, problem: Problem, folds: int = 1, *, chooses: bool = True, clips: bool = True
-    ) -> "Boosting":
+    async def boosted(self, problem: Problem, folds: int = 1, *, is_start: bool = False) -> "Boosting":
         """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.
 
         Args:
           problem: the problem.
           folds: number of sums. Each sum holds out a different fifth of the rows. The mean loss of the sums chooses the
             number of rounds, and the model is the mean of the sums. If there is one sum, it is then fitted to all rows.
-          chooses: whether held-out rows choose between oblique trees and those of CART. If not, trees are oblique.
-          clips: whether the model clips features, as training does. If not, rows with clipped features may reach other
-            leaves of the model than in training, so all leaves are fitted again, to features that are not clipped.
+          is_start: whether joint training follows. Its trees are oblique, and its model clips features. If not,
+            held-out rows choose between oblique trees and those of CART, and the second half of the trees sees all
+            rows. Rows with clipped features may reach other leaves of the model than in training, so all leaves are
+            fitted again, to features that are not clipped.
 
         Raises:
           FloatingPointError: if the loss is not finite, or if no tree is.
@@ -209,10 +208,10 @@ class Boosted(Wrapper):
             keyed = sample.repeat(folds) if folds > 1 else [sample]
             problems = [fold.holding_out(mask) for fold, mask in zip(keyed, masks, strict=True)]
             weights = [np.average(mask, weights=sample.batch.weight) for mask in masks]
-        kind, is_oblique = await self._kind(problems, weights, chooses and self.patience is not None)
+        kind, is_oblique = await self._kind(problems, weights, not is_start and self.patience is not None)
         sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
         every_row = unclipped = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
-        if not clips and (limits := self._limits_of_refit(problem)) is not None:
+        if not is_start and (limits := self._limits_of_refit(problem)) is not None:
             *problems, unclipped = _with_limits([*problems, every_row], problem.data, limits)
             pairs = zip(problems, sums, strict=True)
             refits = await gather(*(refitted(rows, boosted.rounds, len(boosted)) for rows, boosted in pairs))
@@ -220,7 +219,7 @@ class Boosted(Wrapper):
         evaluated = final = Sum.mean(sums, weights)
         if len(sums) == 1 and (masks or sample is not table):
             count, last = evaluated.best, sums[0]
-            if sample is table:  # trees of all rows are better, and half of them take half of the time
+            if sample is table and not is_start:  # trees of all rows are better, and half of them take half of the time
                 last = await refitted(every_row, last.rounds, count, -1 if is_oblique else 0, kept=count // 2)
             if last is not None and (last is sums[0] or unclipped is not every_row):
                 last = await refitted(unclipped, last.rounds, count)

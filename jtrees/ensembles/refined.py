@@ -166,7 +166,7 @@ class Refined(Wrapper):
         """Boosts, then trains all trees jointly. If there is no validation set, a first training holds out rows."""
         base: Any = self.base
         # Joint training trains all splits anyway, and a choice between kinds of trees takes twice the time.
-        boosting = await base.boosted(problem.replace(recipe=problem.recipe.base), chooses=False)
+        boosting = await base.boosted(problem.replace(recipe=problem.recipe.base), is_start=True)
         fitted, report, scaled, without = boosting.fitted, boosting.fitted.report, problem.replace(data=None), None
         if boosting.held_out:
             without = scaled.holding_out(boosting.held_out[0], Evaluation.EARLY_STOPPING)
