@@ -2,7 +2,7 @@
 regression and CART (Table 3); reachable leaves in training (Figure 2), seconds by depth (Figure 3), score by trees
 (Figure 4).
 
-python -m experiments.paper_tel --data-dir DATA --seeds 1 [--datasets spambase ...] [--parts steps tuned ...]
+python -m experiments.paper_tel --data-dir DATA [--seeds 15] [--datasets spambase ...] [--parts steps tuned ...]
 
 Needs xgboost and optuna (``make peers``). The result of a (part, set, seed) is a row of --out.
 
@@ -388,7 +388,7 @@ def figure(results: studies.Results, file: Path) -> None:
 
 
 STUDY = studies.Study(
-    *("paper_tel", __doc__, PARTS, SETS, 1, measure, report),
+    *("paper_tel", __doc__, PARTS, SETS, 15, measure, report),
     settings=lambda part, name, options: (
         None if part in ("leaves", "seconds") and name not in TIMED else SETTINGS[part]
     ),
