@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         if title in ("epochs", "ridge"):
             columns = list(zip(*table.rows, strict=True))[1:]
             means = (statistics.mean(map(float, column)) for column in columns)
-            signs = ("+" if column[0][0] in "+-" else "" for column in columns)
+            signs = ("+" if name.endswith("gain") else "" for name in header[1:])
             table.add("**mean**", *(f"{mean:{sign}.1f}" for mean, sign in zip(means, signs, strict=True)))
         if title == "sparse":
             changes = {kind: [float(row[-1]) for row in table.rows if row[2] == kind] for kind in BASES}

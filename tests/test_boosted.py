@@ -186,11 +186,35 @@ def test_a_long_table_holds_out_a_fifth_for_the_rounds_and_fits_leaves_to_all_ro
     np.testing.assert_allclose(fit.predict(x), outputs, rtol=1e-3, atol=1e-3)
 
 
+DGT_OF_CODES = jtrees.DGT(depth=3, epochs=20, widths=(8,))
+
+
+@pytest.mark.parametrize("base", [WEAK, pytest.param(DGT_OF_CODES, marks=pytest.mark.slow)], ids=["program", "search"])
+def test_the_first_half_of_the_trees_keeps_its_splits_and_the_second_half_sees_all_rows(base, monkeypatch):
+    recipe = jtrees.Boosted(base, rounds=6, learning_rate=0.5, patience=6)
+    fit = jtrees.fit(recipe, LONG_X, LONG_Y, key=KEY)
+    assert fit.report.search.rounds == 6
+    assert fit.report.ended_at == "Boosted: 6 of at most 6 rounds" and fit.report.ended == "finished"
+
+    async def late(*_):
+        return None
+
+    monkeypatch.setattr("jtrees.ensembles.boosted.regrown", late)
+    held_out = jtrees.fit(recipe, LONG_X, LONG_Y, key=KEY)  # with leaves fitted to all rows
+    keeps = [
+        np.array_equal(a.weights, b.weights) and np.array_equal(a.bias, b.bias)
+        for a, b in zip(fit.model, held_out.model, strict=True)
+    ]
+    assert keeps[:3] == 3 * [True] and not all(keeps[3:])
+    assert np.array_equal(fit.model[2].predict(LONG_X), held_out.model[2].predict(LONG_X))
+    assert fit.report.held_out_loss == held_out.report.held_out_loss
+
+
 @pytest.mark.slow
 def test_rounds_of_a_table_beyond_all_limits_take_a_sample_of_its_rows(monkeypatch):
     """The rows of the sample have their weights, and the loss is that of the last round."""
 
-    async def late(problem, rounds, count):
+    async def late(*_):
         return None
 
     monkeypatch.setattr("jtrees.ensembles.boosted.refitted", late)  # the model is the sum that held out rows
@@ -390,9 +414,6 @@ def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
     plain, shifted = (fit.report.search for fit in fits)
     assert plain.rounds > 20 and abs(plain.rounds - shifted.rounds) < 10
     np.testing.assert_allclose(*(fit.predict(x) for fit in fits), atol=0.1)
-
-
-DGT_OF_CODES = jtrees.DGT(depth=3, epochs=20, widths=(8,))
 
 
 @pytest.mark.parametrize("patience", [pytest.param(None, marks=pytest.mark.slow), 10], ids=["one sum", "five sums"])

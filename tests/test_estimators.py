@@ -197,7 +197,10 @@ def test_names_say_whether_the_default_is_one_tree_or_a_sum(tree, boosted, y, tm
     task = jtrees.Regression() if tree is TreeRegressor else jtrees.Classification(3)
     assert tree.default_recipe.tree_leaves(task) is not None and boosted.default_recipe == jtrees.Boosted()
     assert tree().get_params(deep=False) == boosted().get_params(deep=False)
-    assert issubclass(boosted, BoostedClassifier) or boosted(loss="gamma").get_params()["recipe__rounds"] == 300
+    assert (
+        issubclass(boosted, BoostedClassifier)
+        or boosted(loss="gamma").get_params()["recipe__rounds"] == jtrees.Boosted().rounds
+    )
     frame = pd.DataFrame(X, columns=[*"abcd"])
     options = {"rounds": 3, "patience": None, "base__depth": 1, "base__epochs": 2}
     model = boosted(options, random_state=0).fit(frame, y)

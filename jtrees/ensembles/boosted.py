@@ -18,7 +18,7 @@ from jtrees import pytree
 from jtrees.data import Data
 from jtrees.data.scaling import rows_for_slopes
 from jtrees.ensembles.boosting_round import base_task
-from jtrees.ensembles.boosting_sums import GrowingSum, Sum, begin, refitted, since_lowest
+from jtrees.ensembles.boosting_sums import GrowingSum, Sum, begin, refitted, regrown, since_lowest
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
@@ -218,12 +218,14 @@ class Boosted(Wrapper):
             sums = refits if all(_unless_failed(refits)) else sums
         evaluated = final = Sum.mean(sums, weights)
         if len(sums) == 1 and (masks or sample is not table):
-            count, last = evaluated.best, sums[0]
-            if sample is table and not is_start:  # trees of all rows are better, and half of them take half of the time
-                last = await refitted(every_row, last.rounds, count, -1 if is_oblique else 0, kept=count // 2)
-            if last is not None and (last is sums[0] or unclipped is not every_row):
-                last = await refitted(unclipped, last.rounds, count)
-            final = last or evaluated
+            rounds, count = sums[0].rounds, evaluated.best
+            final = await refitted(unclipped, rounds, count) or evaluated
+            # Trees of all rows are better, and half of them take half of the time. A rehearsal has run their program.
+            if sample is table and not is_start and final is not evaluated and not problem.monitor.rehearses:
+                last = await regrown(every_row, rounds, count, -1 if is_oblique else 0)
+                if last is not None and unclipped is not every_row:
+                    last = await refitted(unclipped, last.rounds, count)
+                final = last or final
         if sample is not table:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
@@ -288,8 +290,7 @@ class Boosting(NamedTuple):
     """The sums of a boosting."""
 
     fitted: Fitted  # the result on scaled data: the trees up to the lowest loss, and the initial outputs
-    # The mean of `sums`, whose losses chose the number of rounds. The leaves of `fitted` may then be fitted to
-    # all rows.
+    # The mean of `sums`, whose losses chose the number of rounds. `fitted` may then be fitted to all rows.
     evaluated: Sum
     sums: list[Sum]  # the sums
     held_out: list[np.ndarray]  # the rows that each sum held out, (n,) bool; empty if no rows were held out

@@ -12,7 +12,7 @@ from jtrees.search.sample import random_rows
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_MOST_NUMBERS = 2**28  # largest number of drawn rows, or of split weights, of all rounds of a base with ``grow``
+_MOST_NUMBERS = 2**23  # largest number of drawn rows, or of split weights, of a call of a base with ``grow``
 
 
 class Sum(NamedTuple):
@@ -72,15 +72,22 @@ class GrowingSum:
 
     async def refit(self, rounds: boosting_round.Rounds, count: int) -> bool:
         """Takes the first rounds of another sum, with leaves fitted to these rows; returns whether there was time."""
-        problem, ended_at = self._problem, self._problem.monitor.ended_at
-        # One program serves all numbers of rounds.
-        state = self._state, jax.tree.map(lambda a: _padded(a, problem.recipe.rounds), rounds)
-        name = f"{type(problem.recipe).__name__}, leaves"
-        trained = await problem.train(boosting_round.refitted_rounds, state, count, name=name)
-        problem.monitor.ended_at = ended_at  # the report tells the number of rounds
-        self._state = trained.state.element(0)
-        self._rounds = [jax.tree.map(lambda a: a[: len(trained.losses)], trained.state.element(1).host)]
-        return len(trained.losses) == count
+        # The calls are as long as those that grow trees, so one program serves all numbers of rounds, in little memory.
+        problem, size = self._problem, self._problem.recipe.rounds_of_call
+        name, monitor = f"{type(problem.recipe).__name__}, leaves", problem.monitor
+        ended_at, has_time = monitor.ended_at, True
+        with monitor.progress_of(count, name) as show:
+            while has_time and (done := len(self.losses)) < count:
+                stop = min(done + size, count)
+                part = jax.tree.map(lambda a, done=done, stop=stop: _padded(a[done:stop], size), rounds)
+                state = self._state, part
+                trained = await problem.train(boosting_round.refitted_rounds, state, stop - done, name=name)
+                made = len(trained.losses)
+                self._state, has_time = trained.state.element(0), made == stop - done
+                self._rounds.append(jax.tree.map(lambda a, made=made: a[:made], trained.state.element(1).host))
+                show(len(self.losses), [self.losses[-1:]])
+        monitor.ended_at = ended_at  # the report tells the number of rounds
+        return has_time
 
     async def add(self, count: int) -> None:
         """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer."""
@@ -123,9 +130,9 @@ class GrowingSum:
         """Returns the sum of the first rounds."""
         # All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
         largest = max((rounds.trees for rounds in self._rounds), key=lambda trees: trees.bias.shape[1])
-        empty = jax.tree.map(lambda a: np.zeros_like(a[:1]), largest)
+        empty = lambda count: jax.tree.map(lambda a: np.zeros((count, *a.shape[1:]), a.dtype), largest)
         has_size = lambda trees: trees.bias.shape[1] == largest.bias.shape[1]
-        rounds = [r if has_size(r.trees) else r._replace(trees=empty) for r in self._rounds]
+        rounds = [r if has_size(r.trees) else r._replace(trees=empty(len(r.losses))) for r in self._rounds]
         rounds = jax.tree.map(lambda *arrays: np.concatenate(arrays)[:count], *rounds)
         return Sum(self._initial.host, rounds)
 
@@ -155,28 +162,31 @@ async def begin(problem: Problem) -> list[GrowingSum]:
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
     recipe, (n, p) = problem.recipe, problem.shape
     grow_arguments = await base.grow_arguments(problem)
-    if grow_arguments is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
+    limit = _MOST_NUMBERS // recipe.rounds_of_call
+    if grow_arguments is None or max(recipe.rows_of_round(n), 2**base.depth * p) > limit:
         return [GrowingSum(problem, await problem.map(boosting_round.initial_state))]
     before = await problem.map(boosting_round.before_rounds)
     arguments = (grow_arguments._replace(drawn=(draws,)) for draws in grow_arguments.drawn)
     return [GrowingSum(problem, before.element(0), before.element(1), kind) for kind in arguments]
 
 
-async def refitted(
-    problem: Problem, rounds: boosting_round.Rounds, count: int, kind: int = -1, kept: int | None = None
-) -> Sum | None:
-    """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline.
+async def refitted(problem: Problem, rounds: boosting_round.Rounds, count: int) -> Sum | None:
+    """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline."""
+    growing = GrowingSum(problem, await problem.map(boosting_round.initial_state))
+    return growing.sum(count) if await growing.refit(rounds, count) else None
 
-    The rounds after the first ``kept`` have new trees, of a kind of :func:`begin`. None: all trees are kept.
-    """
-    if kept is None:
-        growing, kept = GrowingSum(problem, await problem.map(boosting_round.initial_state)), count
-    else:
-        growing = (await begin(problem))[kind]
-    has_time = await growing.refit(rounds, kept)
-    while has_time and (missing := count - len(growing.losses)):
-        await growing.add(min(missing, problem.recipe.rounds_of_call))
-        has_time = problem.monitor.has_time() or len(growing.losses) == count
+
+async def regrown(problem: Problem, rounds: boosting_round.Rounds, count: int, kind: int) -> Sum | None:
+    """Returns what :func:`refitted` returns, with new trees in the second half, of a kind of :func:`begin`."""
+    growing, monitor = (await begin(problem))[kind], problem.monitor
+    name, ended_at = f"{type(problem.recipe).__name__}, all rows", monitor.ended_at
+    with monitor.progress_of(count, name) as show:
+        has_time = await growing.refit(rounds, count // 2)
+        while has_time and (missing := count - len(growing.losses)):
+            await growing.add(min(missing, problem.recipe.rounds_of_call))
+            show(len(growing.losses), [growing.losses[-1:]])
+            has_time = monitor.has_time() or len(growing.losses) == count
+    monitor.ended_at = ended_at  # the report tells the number of rounds
     return growing.sum(count) if has_time else None
 
 

@@ -24,7 +24,7 @@ from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 
 # Used if ``epochs`` is None: passes over the data, and the least and the largest number of updates. DGT and LatentTree
-# were less accurate on tables of some hundred rows if the least number was 2000 (experiments.defaults).
+# were less accurate on tables of some hundred rows if the least number was 2000.
 _PASSES, _FEWEST, _MOST = 100, 300, 7500
 _USUAL = 128  # samples in a mini-batch; smaller batches may take more updates, for the same number of samples
 _TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
