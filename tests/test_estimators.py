@@ -17,7 +17,9 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeRegressor
+from sklearn.utils import check_random_state
 
 import jtrees
 from jtrees import warmstart
@@ -105,6 +107,24 @@ def test_parameters_of_the_recipe():
     with pytest.raises(ValueError, match="Invalid parameter 'depth'"):
         model.set_params(depth=3)
     assert "Bagged(base=DGT(" in repr(model)
+
+
+@pytest.mark.slow
+def test_folds_compile_once(count_compilations):
+    x, y = np.tile(X, (2, 1))[:-1], np.tile(Y, 2)[:-1]
+    x[:, 1] += np.arange(len(x))  # all rows differ
+    assert count_compilations(lambda: regressor().fit(x[160:], y[160:]).predict(x[:160]) is None) > 0
+    assert count_compilations(lambda: cross_val_score(regressor(), x, y, cv=5)) == 0
+
+
+@pytest.mark.slow
+def test_an_estimator_is_the_fit_with_the_key_of_its_seed_to_the_rows_that_have_weight():
+    weight = np.arange(len(X)) % 4.0
+    rows, key = weight > 0, jax.random.key(int(check_random_state(0).randint(np.iinfo(np.int32).max)))
+    fit = jtrees.fit(DGT, X[rows], Y[rows], key=key, sample_weight=weight[rows])
+    estimator = regressor().fit(X, Y, sample_weight=weight)
+    np.testing.assert_array_equal(estimator.predict(X), fit.predict(X))
+    assert estimator.loss_ == fit.loss
 
 
 @pytest.mark.parametrize("later", [{"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str)
@@ -368,6 +388,20 @@ def test_refused(change, message):
     fit = {name: arguments.pop(name) for name in ("X", "y", "sample_weight") if name in arguments}
     with pytest.raises(ValueError, match=message):
         TreeRegressor(**arguments).fit(**fit)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["gas", "wood"] * 30, "'gas' in column 'heating': encode text, such as by a OneHotEncoder"),
+        (pd.date_range("2020", periods=60, tz="UTC"), "Timestamp.* in column 'heat"),
+        (pd.period_range("2020", periods=60), "Period.* in column 'heating': make"),
+    ],
+)
+def test_a_model_of_an_array_names_what_is_not_numeric(values, message):
+    model = TreeRegressor(DGT).fit(X[:60], np.ones(60))
+    with pytest.raises(ValueError, match=f"X must be numeric, got {message}"):
+        model.predict(pd.DataFrame({"heating": values, "b": 1.0, "c": 1.0, "d": 1.0}))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class BoostedReport(Report):
       dropped: the number of rounds without a finite tree. The outputs of a tree that is not finite are 0.
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
-      rows: the number of rows that the splits of each round were fitted to.
+      rows: the number of rows that the splits of each round were fitted to, before the rounds on all rows.
       is_oblique: whether the splits may have several features. False: CART made the splits.
     """
 
