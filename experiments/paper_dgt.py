@@ -206,7 +206,8 @@ def best_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     best = jtrees.BestOf(recipe(name, **options), runs=RUNS)
     for x, y, x_test, y_test in parts:
         for seed in range(max(1, seeds // 5)):
-            a, b, ya, yb = train_test_split(x, y, test_size=1 / 6, random_state=seed)
+            parted: Any = train_test_split(x, y, test_size=1 / 6, random_state=seed)
+            a, b, ya, yb = parted
             fit = jtrees.fit(best, a, ya, key=jax.random.key(seed), task=task(name), validation=(b, yb))
             test.append(score(name, fit.predict(x_test), y_test))
     return {"options": options, "test": test}

@@ -248,6 +248,7 @@ def dgt_rows(results: Results) -> Iterator[PaperFigure]:
                 yield PaperFigure(table, name, method, metric_of(name), paper, *ours, same(name), tree=part == "trees")
     best = results.figure(script, "best", "cpu-act", flat(results.values(script, "best", "cpu-act", "test")))
     method, paper = f"DGT, the best of {paper_dgt.RUNS} keys on held-out rows", paper_dgt.SETS["cpu-act"].tree
+    assert paper is not None
     yield PaperFigure("1", "cpu-act", method, RMSE, paper, *best, same("cpu-act"), VARIANTS)
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
