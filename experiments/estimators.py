@@ -19,11 +19,8 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, networks, packages, studies
@@ -46,7 +43,7 @@ OURS = {
     "regression": ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
     "classification": ("BoostedClassifier()", "TreeClassifier()"),
 }
-OTHERS = ("linear", "CART", "random forest", "HistGradientBoosting", *packages.PACKAGES, *networks.PREFIXES)
+OTHERS = ("CART", "random forest", "HistGradientBoosting", *packages.PACKAGES, *networks.PREFIXES)
 KINDS: dict[str, tuple[Any, ...]] = {
     "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor),
     "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier),
@@ -66,8 +63,6 @@ def models(task: str, seed: int) -> dict[str, Make]:
     make: dict[str, Make] = {f"{kind.__name__}()": lambda kind=kind: kind(**chance) for kind in ESTIMATORS[task]}
     if numbers:
         make["Refined()"] = lambda: TreeRegressor(jtrees.Refined(), **chance)
-    linear = LinearRegression() if numbers else LogisticRegression(max_iter=1000)
-    make["linear"] = lambda: make_pipeline(StandardScaler(), linear)
     make["CART"] = lambda: GridSearchCV(cart(**chance), DEPTHS, cv=5)
     make["random forest"] = lambda: forest(100, n_jobs=-1, **chance)
     make["HistGradientBoosting"] = lambda: bins(**chance)

@@ -184,8 +184,8 @@ class Results(NamedTuple):
 
     def differences(self, study: str, part: str, other: str, name: str, key: str) -> list[float]:
         """Returns a value of a part minus that of another part, for each seed that both have."""
-        ours, others = (self.studies_by_name[study].seed_values(side, name) for side in (part, other))
-        return [ours[seed][key] - others[seed][key] for seed in sorted(ours.keys() & others.keys())]
+        pairs = self.studies_by_name[study].common(name, part, other)
+        return [values[part][key] - values[other][key] for values in pairs.values()]
 
     def figure(
         self, study: str, part: str, name: str, values: list[float], numbers: Any = None, *, error: bool = False

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-from sklearn.pipeline import Pipeline
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import jtrees
@@ -26,8 +25,6 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         return tree.num_leaves, tree.num_parameters
     if isinstance(model, (Constant, LinearModel)):
         return 1, model.count
-    if isinstance(model, Pipeline):  # of a scaler and a linear model
-        return 1, model[-1].coef_.size + np.size(model[-1].intercept_)
     if isinstance(model, (RandomForestRegressor, RandomForestClassifier)):
         trees = [member.tree_ for member in model.estimators_]
         return counted(sum(t.node_count for t in trees), sum(int(t.n_leaves) for t in trees), trees[0].value[0].size)

@@ -235,8 +235,8 @@ def command_of(study: Study, options: argparse.Namespace, results: Results) -> s
             words.append(benchmark.option_text(flag, [name for name in names if name in measured], [*names]))
         words.append(f"--out {options.out.name}")
     common = ("data_dir", "datasets", "parts", "seeds", "out", "report_only")
-    others = [name for name in vars(options) if name not in common]
-    words += [benchmark.option_text(name, getattr(options, name), getattr(defaults, name)) for name in others]
+    further = [name for name in vars(options) if name not in common]
+    words += [benchmark.option_text(name, getattr(options, name), getattr(defaults, name)) for name in further]
     return " ".join(filter(None, words))
 
 

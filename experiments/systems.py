@@ -45,7 +45,7 @@ LOGITS = {"linear logits": _LINEAR.replace(patience=None), "linear logits, soft"
 TUNED = {f"{name}, tuned": recipe for name, recipe in RECIPES.items()}
 RECIPES |= LOGITS
 LINEAR_LEAVES = ("GET-Linear", "GET-Linear, tuned")  # for numbers only
-RIVALS = ("linear", "CART", "random forest", "XGBoost", "CatBoost", *networks.PREFIXES)
+RIVALS = ("CART", "random forest", "XGBoost", "CatBoost", *networks.PREFIXES)
 PARTS = (*RECIPES, *TUNED, *RIVALS)
 ROWS = 1000  # default of the upper limit of the training rows, and of the test rows
 DRAWS = 20

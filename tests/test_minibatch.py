@@ -32,13 +32,13 @@ def noise():
 
 
 def test_without_epochs_there_are_100_passes_within_two_limits(data):
-    steps = lambda n, epochs, **passes: Schedule.of(n, epochs, 128, **passes).steps
+    steps = lambda n, epochs, **passes: Schedule.for_rows(n, epochs, 128, **passes).steps
     assert [steps(n, None) for n in (100, 128 * 10, 128 * 30, 10**6)] == [300, 1000, 3000, 7500]
     assert steps(128 * 30, None, passes=80) == 2400 and steps(100, None, passes=12, fewest=2000) == 2000
     # As many rows are seen in small batches as in those of 128.
-    assert [Schedule.of(10**6, None, size).steps for size in (8, 256)] == [7500 * 16, 7500]
-    assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100, every=1)
-    assert Schedule.of(100, None, 128) == Schedule(300, 1, 100, every=3)
+    assert [Schedule.for_rows(10**6, None, size).steps for size in (8, 256)] == [7500 * 16, 7500]
+    assert steps(1000, 2) == 14 and Schedule.for_rows(100, 2, 128) == Schedule(2, 1, 100, every=1)
+    assert Schedule.for_rows(100, None, 128) == Schedule(300, 1, 100, every=3)
     fit = jtrees.fit(recipes.DGT.replace(epochs=None), *data, key=KEY)
     assert fit.step == len(fit.history) == 300
 

@@ -226,6 +226,7 @@ class Boosted(Wrapper):
                 if last is not None and unclipped is not every_row:
                     last = await refitted(unclipped, last.rounds, count)
                 final = last or final
+        problem.monitor.ended_at = f"{type(self).__name__}: {len(kind.losses)} of at most {self.rounds} rounds"
         if sample is not table:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
@@ -264,7 +265,6 @@ class Boosted(Wrapper):
         # Simpler trees need not be better.
         handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is kinds[-1] else 0
         best = min(kinds, key=lambda kind: kind.lowest() + handicap(kind))
-        monitor.ended_at = f"{name}: {len(best.losses)} of at most {self.rounds} rounds"
         return best, best is kinds[-1]
 
     def _limits_of_refit(self, problem: Problem) -> np.ndarray | None:

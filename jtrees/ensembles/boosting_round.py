@@ -48,7 +48,7 @@ class Draws(NamedTuple):
     features: Any  # factors of the features, 1 or 0, (p,)
     combinations: Any  # combinations of the outputs, (outputs, targets), or None for all outputs
     key: Any  # data of the key of the tree
-    tree: Any = ()  # further draws of the base, the argument `drawn` of `grow`
+    tree: Any = ()  # further draws of the base, the argument `draws` of `grow`
 
 
 class Rounds(NamedTuple):

@@ -75,18 +75,17 @@ class GrowingSum:
         # The calls are as long as those that grow trees, so one program serves all numbers of rounds, in little memory.
         problem, size = self._problem, self._problem.recipe.rounds_of_call
         name, monitor = f"{type(problem.recipe).__name__}, leaves", problem.monitor
-        ended_at, has_time = monitor.ended_at, True
+        has_time = True
         with monitor.progress_of(count, name) as show:
             while has_time and (done := len(self.losses)) < count:
                 stop = min(done + size, count)
                 part = jax.tree.map(lambda a, done=done, stop=stop: _padded(a[done:stop], size), rounds)
                 state = self._state, part
                 trained = await problem.train(boosting_round.refitted_rounds, state, stop - done, name=name)
-                made = len(trained.losses)
-                self._state, has_time = trained.state.element(0), made == stop - done
-                self._rounds.append(jax.tree.map(lambda a, made=made: a[:made], trained.state.element(1).host))
+                self._state, length = trained.state.element(0), len(trained.losses)
+                self._rounds.append(jax.tree.map(lambda a, length=length: a[:length], trained.state.element(1).host))
                 show(len(self.losses), [self.losses[-1:]])
-        monitor.ended_at = ended_at  # the report tells the number of rounds
+                has_time = len(self.losses) == stop
         return has_time
 
     async def add(self, count: int) -> None:
@@ -166,7 +165,7 @@ async def begin(problem: Problem) -> list[GrowingSum]:
     if grow_arguments is None or max(recipe.rows_of_round(n), 2**base.depth * p) > limit:
         return [GrowingSum(problem, await problem.map(boosting_round.initial_state))]
     before = await problem.map(boosting_round.before_rounds)
-    arguments = (grow_arguments._replace(drawn=(draws,)) for draws in grow_arguments.drawn)
+    arguments = (grow_arguments._replace(draws=(tree_draws,)) for tree_draws in grow_arguments.draws)
     return [GrowingSum(problem, before.element(0), before.element(1), kind) for kind in arguments]
 
 
@@ -179,14 +178,12 @@ async def refitted(problem: Problem, rounds: boosting_round.Rounds, count: int) 
 async def regrown(problem: Problem, rounds: boosting_round.Rounds, count: int, kind: int) -> Sum | None:
     """Returns what :func:`refitted` returns, with new trees in the second half, of a kind of :func:`begin`."""
     growing, monitor = (await begin(problem))[kind], problem.monitor
-    name, ended_at = f"{type(problem.recipe).__name__}, all rows", monitor.ended_at
-    with monitor.progress_of(count, name) as show:
+    with monitor.progress_of(count, f"{type(problem.recipe).__name__}, all rows") as show:
         has_time = await growing.refit(rounds, count // 2)
         while has_time and (missing := count - len(growing.losses)):
             await growing.add(min(missing, problem.recipe.rounds_of_call))
             show(len(growing.losses), [growing.losses[-1:]])
             has_time = monitor.has_time() or len(growing.losses) == count
-    monitor.ended_at = ended_at  # the report tells the number of rounds
     return growing.sum(count) if has_time else None
 
 

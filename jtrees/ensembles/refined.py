@@ -158,7 +158,7 @@ class Refined(Wrapper):
             raise ValueError(f"weight_decay must be {expected}, got {float(self.weight_decay):g}")
 
     def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size, passes=_PASSES, fewest=_FEWEST)
+        return Schedule.for_rows(n, self.epochs, self.batch_size, passes=_PASSES, fewest=_FEWEST)
 
     # --- The procedure ---
 

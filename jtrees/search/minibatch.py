@@ -51,16 +51,16 @@ class Schedule(NamedTuple):
         """Number of evaluations of a run that evaluates: the last is after the last update."""
         return -(-self.steps // self.every)
 
-    def is_due(self, made: Array) -> Array:
+    def is_due(self, updates: Array) -> Array:
         """Returns whether a run that evaluates is evaluated after this number of updates, which is not 0."""
-        return (made > 0) & ((made % self.every == 0) | (made == self.steps))
+        return (updates > 0) & ((updates % self.every == 0) | (updates == self.steps))
 
     def patience(self, part: float) -> int:
         """Returns the patience of early stopping, which is at least 1: a part of all evaluations."""
         return max(1, int(part * self.evaluations))
 
     @classmethod
-    def of(
+    def for_rows(
         cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES, fewest: int = _FEWEST
     ) -> "Schedule":
         """Returns the schedule for n samples: see ``epochs`` and ``batch_size`` of :class:`MiniBatchRecipe`.
@@ -147,7 +147,7 @@ class MiniBatchRecipe(Recipe):
 
     def schedule(self, n: int) -> Schedule:
         """Returns the number and size of the mini-batches of n samples."""
-        return Schedule.of(n, self.epochs, self.batch_size, passes=self.passes)
+        return Schedule.for_rows(n, self.epochs, self.batch_size, passes=self.passes)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         self.schedule(shape[0])
@@ -251,7 +251,7 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     evaluates, score = run.evaluates, None
     if evaluates is not False:
         score = partial(recipe.evaluate, run.replace(evaluation=run.rows_during_training))
-    is_due = lambda made: evaluates & schedule.is_due(made)
+    is_due = lambda updates: evaluates & schedule.is_due(updates)
     update = training.step.with_early_stopping(update, score, is_due, partial(has_ended, run))
     state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, has_ended(run, state)
@@ -271,8 +271,8 @@ class Result(NamedTuple):
         if not np.isfinite(self.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         if not self.finite:
-            what = f"the parameters after update {int(self.step)} are kept"
-            distributed.warn(f"training became non-finite, so {what}: try a smaller learning_rate")
+            kept = f"the parameters after update {int(self.step)} are kept"
+            distributed.warn(f"training became non-finite, so {kept}: try a smaller learning_rate")
         return Fitted(self.model, float(self.score), int(self.step), losses, report=self.report)
 
 

@@ -38,13 +38,13 @@ class GrowArguments(NamedTuple):
     Attributes:
       shared: arguments of all trees.
       rows: arguments with a leading axis of the rows of the problem. A tree gets the arguments of its rows.
-      drawn: functions of the number of a tree that return further arguments, for each kind of trees. The last kind has
+      draws: functions of the number of a tree that return further arguments, for each kind of trees. The last kind has
         the trees that the search of the base finds, and earlier kinds are simpler.
     """
 
     shared: Any
     rows: Any
-    drawn: tuple[Callable[[int], Any], ...] = (lambda _: (),)
+    draws: tuple[Callable[[int], Any], ...] = (lambda _: (),)
 
 
 @io.family
@@ -110,7 +110,7 @@ class Recipe:
     async def grow_arguments(self, problem: Problem) -> "GrowArguments | None":
         """Returns the arguments of ``grow`` for the trees of a boosted sum, or None if only :meth:`search` finds trees.
 
-        A recipe may have ``grow(run, shared, rows, drawn) -> (splits, finite)``. It returns the splits that
+        A recipe may have ``grow(run, shared, rows, draws) -> (splits, finite)``. It returns the splits that
         :meth:`search` finds, and whether they are finite. It can be compiled, so a program may grow many trees. Such a
         recipe has an option ``depth``, and its splits have the nodes of a perfect tree of this depth. The run has the
         key of the tree.

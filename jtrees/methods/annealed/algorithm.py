@@ -142,9 +142,9 @@ class Annealed(Recipe):
         # A subclass with another ``search`` finds other trees than ``grow``.
         return boosted_tree.grow_arguments(self, problem) if type(self).search is Annealed.search else None
 
-    def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
+    def grow(self, run: Run, edges: Array, codes: Array, draws: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins: see ``boosted_tree.grow``."""
-        return boosted_tree.grow(run, edges, codes, drawn)
+        return boosted_tree.grow(run, edges, codes, draws)
 
     # --- The procedure ---
 

@@ -30,14 +30,14 @@ def grow_arguments(recipe: Any, problem: Problem) -> GrowArguments | None:
     edges = bin_edges(problem, BINS)
     codes = problem.computed_once(_bin_codes, problem.batch.x, edges)
     base, untrained, trained = problem.replace(recipe=recipe), np.bool_(False), np.bool_(True)
-    drawn = (lambda tree: (_sharpness(base, tree), untrained)), (lambda tree: (_sharpness(base, tree), trained))
-    return GrowArguments(edges, codes, drawn)
+    draws = (lambda tree: (_sharpness(base, tree), untrained)), (lambda tree: (_sharpness(base, tree), trained))
+    return GrowArguments(edges, codes, draws)
 
 
-def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
+def grow(run: Run, edges: Array, codes: Array, draws: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
     """Returns the splits of the single start from CART over bins, and whether they are finite."""
-    # `drawn` is the sharpness of each stage, and whether the stages train. If not, CART makes the splits.
-    sharpness, trains = drawn
+    # `draws` are the sharpness of each stage, and whether the stages train. If not, CART makes the splits.
+    sharpness, trains = draws
     p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST
     if is_wide:
         columns = splitting.columns_by_covariance(run.batch, _WIDEST, run.key)

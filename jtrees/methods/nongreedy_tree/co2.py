@@ -119,7 +119,7 @@ class CO2(Recipe):
 
     def level(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of a level, for n samples."""
-        return Schedule.of(n, self.epochs, self.batch_size)
+        return Schedule.for_rows(n, self.epochs, self.batch_size)
 
     async def grow_arguments(self, problem: Problem) -> GrowArguments | None:
         return GrowArguments(bin_edges(problem, self.bins), ()) if self.can_grow(problem) else None

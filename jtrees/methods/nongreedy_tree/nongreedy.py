@@ -138,11 +138,11 @@ class NonGreedy(CO2):
     stable: bool = option(True)
 
     def level(self, n: int) -> Schedule:
-        return Schedule.of(n, self.greedy_epochs, self.batch_size)
+        return Schedule.for_rows(n, self.greedy_epochs, self.batch_size)
 
     def joint(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of the joint stage, for n samples."""
-        return Schedule.of(n, self.epochs, self.batch_size)
+        return Schedule.for_rows(n, self.epochs, self.batch_size)
 
     async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
         grown, losses = await grow_levels(problem)
