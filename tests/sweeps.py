@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 
-def quick(values: Iterable[Any], selected: Iterable[Any], rest: Any = pytest.mark.slow) -> list[Any]:
-    """The values, those that are not among ``some`` marked as ``others``."""
-    selected = list(selected)
-    return [value if value in selected else pytest.param(value, marks=rest) for value in values]
+def quick(values: Iterable[Any], selected: Iterable[Any], then: Iterable[Any] | None = None) -> list[Any]:
+    """Returns the values, those of ``then`` marked as slow, others but ``selected`` as wide. None: all are slow."""
+    selected, then = list(selected), None if then is None else list(then)
+    mark = lambda value: pytest.mark.slow if then is None or value in then else pytest.mark.wide
+    return [value if value in selected else pytest.param(value, marks=mark(value)) for value in values]
 
 
 def slow(values: Iterable[Any], selected: Iterable[Any]) -> list[Any]:
-    """The values, those among ``some`` marked as slow, the others as wide."""
-    selected = list(selected)
-    mark = lambda value: pytest.mark.slow if value in selected else pytest.mark.wide
-    return [pytest.param(value, marks=mark(value)) for value in values]
+    """Returns the values, those of ``selected`` marked as slow, the rest as wide."""
+    return quick(values, [], selected)

@@ -256,3 +256,5 @@ def test_the_best_is_a_run_with_a_result(table, scores, best, error):
     else:
         assert result.report.run == best and result.report.base == result.score == scores[best]
         np.testing.assert_array_equal(result.report.scores, [np.inf if score is None else score for score in scores])
+        histories = [np.full(2, np.nan) if score is None else np.zeros(2) for score in scores]
+        np.testing.assert_array_equal(result.history, histories)

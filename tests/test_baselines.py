@@ -243,9 +243,8 @@ def test_the_linear_model_takes_what_time_there_is(kind):
     x = np.random.default_rng(0).normal(size=(3000, 400))
     y = np.digitize(x[:, 0], [-1, 1]) if kind != "regression" else x[:, 0]
     table = checked_table(x, y, None, task)
-    began = time.process_time()
-    late = compared(Constant(1 / 3, *task.shape), table, Scaling.fit(table), held_out=table, monitor=LATE).losses
-    late_took, began = time.process_time() - began, time.process_time()
-    compared(Constant(1 / 3, *task.shape), table, Scaling.fit(table), held_out=table)
-    assert np.isfinite(late["linear"]) and late["linear"] < late["constant"]
-    assert kind == "regression" or late_took < 0.7 * (time.process_time() - began)
+    late, whole = (
+        compared(Constant(1 / 3, *task.shape), table, Scaling.fit(table), held_out=table, monitor=monitor).losses
+        for monitor in (LATE, None)
+    )
+    assert whole["linear"] < 0.9 * late["linear"] < late["linear"] < late["constant"]

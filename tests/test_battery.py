@@ -14,7 +14,7 @@ import pytest
 
 import jtrees
 from jtrees import Batch, Classification
-from jtrees.search import checked_values, options
+from jtrees.search import Run, checked_values, options
 from jtrees.selection.grid import with_options
 from tests import sweeps
 from tests.recipes import RECIPES
@@ -136,7 +136,7 @@ SUPERVISED = [name for name in RECIPES if name != "LatentClustering"]
 
 def each(quick=QUICK):
     """The names of the recipes, those that are not quick marked as wide."""
-    return sweeps.quick(RECIPES, quick, pytest.mark.wide)
+    return sweeps.quick(RECIPES, quick, [])
 
 
 def test_the_table_of_recipes_is_complete():
@@ -221,7 +221,7 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
     np.testing.assert_array_equal(actual[3], fitted(name).model.predict(X))
 
 
-@pytest.mark.parametrize("name", sweeps.quick(["DGT", "TEL"], ["DGT"], pytest.mark.wide))
+@pytest.mark.parametrize("name", sweeps.quick(["DGT", "TEL"], ["DGT"], []))
 def test_scores_are_evaluated_once_an_epoch_and_not_in_every_step(name, monkeypatch):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
     kind = type(RECIPES[name])
@@ -283,6 +283,25 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     assert np.isfinite(trial.loss) and trial.size > 0
 
 
+TRAINED = [
+    name for name in SUPERVISED if isinstance(RECIPES[name], jtrees.search.MiniBatchRecipe) and name != "LatentTree"
+]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("y", [CLASS, np.stack([Y, X[:, 1]], 1)], ids=["classes", "two targets"])
+def test_the_method_of_a_recipe_has_the_outputs_of_the_task(name, y):
+    batch, task = batch_of(y), Classification(3) if y is CLASS else jtrees.Regression(2)
+    recipe = options.checked(RECIPES[name].with_defaults())
+
+    def outputs(run):
+        model = recipe.model(run, recipe.method(run).init(run.batch, key=KEY))
+        return model.apply(batch.x) if isinstance(model, jtrees.ObliqueTree | jtrees.Forest) else model.outputs(batch.x)
+
+    shape = jax.eval_shape(outputs, Run(recipe, task, batch, batch, KEY)).shape
+    assert shape == (400, 3 if y is CLASS else 2)
+
+
 @pytest.mark.parametrize("name", SUPERVISED)
 @pytest.mark.wide  # a program for each recipe; classes are below and in test_properties
 def test_several_targets(name):
@@ -294,7 +313,7 @@ def test_several_targets(name):
     written(result.model)
 
 
-@pytest.mark.parametrize("name", sweeps.quick(SUPERVISED, ["DGT"], pytest.mark.wide))
+@pytest.mark.parametrize("name", sweeps.quick(SUPERVISED, ["DGT"], []))
 def test_one_hot_probabilities_are_labels(name):
     recipe, options = RECIPES[name], {"key": KEY, "task": "classification"}
     weight = np.linspace(1, 2, 400)

@@ -113,7 +113,7 @@ SUMS = {
     "one tree": jtrees.Bagged(WEAK, trees=2),
 }
 CASES = [(recipe, loss) for recipe in SUMS for loss in (*BUILT_IN, *FUNCTIONS)]
-SLOW = [("Boosted", "huber"), ("Boosted", "absolute of a user"), ("Boosted", "log cosh"), ("linear", "huber")]
+SLOW = [("Boosted", "absolute of a user"), ("linear", "huber")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that a simpler model is better
@@ -150,9 +150,8 @@ GET = WEAK.replace(alpha_ranges=((5, 25), (50, 150)), epochs=7)
 DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("base", [GET, GET.replace(leaves="linear"), DGT, jtrees.CO2(depth=3, epochs=2)])
-@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["regression"]))
 def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkeypatch):
     async def only_search(self, problem):
         """The ``grow_arguments`` of a base that has no ``grow``."""
@@ -416,12 +415,12 @@ def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
     np.testing.assert_allclose(*(fit.predict(x) for fit in fits), atol=0.1)
 
 
-@pytest.mark.parametrize("patience", [pytest.param(None, marks=pytest.mark.slow), 10], ids=["one sum", "five sums"])
+@pytest.mark.parametrize("patience", [pytest.param(None, marks=pytest.mark.wide), 10], ids=["one sum", "five sums"])
 @pytest.mark.parametrize(
     ("base", "values"),
     [
         (DGT_OF_CODES, "codes"),
-        pytest.param(DGT_OF_CODES, "outliers", marks=pytest.mark.slow),
+        pytest.param(DGT_OF_CODES, "outliers", marks=pytest.mark.wide),
         pytest.param(WEAK.replace(depth=3, leaves="linear"), "codes", marks=pytest.mark.slow),
     ],
     ids=["constant leaves, codes", "constant leaves, outliers", "linear leaves, codes"],

@@ -169,8 +169,7 @@ def test_a_sum_is_saved_and_a_tree_is_shown_beside_it(tmp_path, monkeypatch, cap
     assert output.splitlines()[0].startswith("t: 300 rows")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["--tree", "--recipe"])
+@pytest.mark.parametrize("kind", sweeps.slow(["--tree", "--recipe"], ["--tree"]))
 def test_the_better_of_a_tree_and_a_sum_is_named(kind, tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))

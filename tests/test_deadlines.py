@@ -134,11 +134,10 @@ LATE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.exact
 @pytest.mark.skipif(bool(os.environ.get("XLA_FLAGS")), reason="in machine code as users get it")
 @pytest.mark.parametrize(("rows", "columns"), [(100_000, 10), pytest.param(1_000, 2_000, marks=pytest.mark.wide)])
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", sweeps.slow(LATE, ["GET", "Bagged"]))
 @pytest.mark.filterwarnings("ignore")
 def test_a_fit_ends_in_time(name, rows, columns, standard_promotion):
     """The last fit, which compiles nothing; two seconds more for a machine with other work."""

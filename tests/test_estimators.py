@@ -150,7 +150,7 @@ PICKLED = [name for name in recipes.RECIPES if name not in ("LatentClustering", 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sweeps.quick(["constant", *PICKLED], ["GET", "Boosted", "constant"], pytest.mark.wide))
+@pytest.mark.parametrize("name", sweeps.quick(["constant", *PICKLED], ["GET", "Boosted", "constant"], []))
 @pytest.mark.parametrize("raw", [False, True])
 def test_fitted_estimators_hold_numpy_arrays(name, raw):
     """A pickle needs no JAX arrays, whose form depends on the version of JAX."""

@@ -24,7 +24,7 @@ def walked(tree, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("depth", "p"), [(1, 2), (3, 5), (8, 3), (7, 40)])
+@pytest.mark.parametrize(("depth", "p"), [(1, 2), (3, 5), (8, 3), pytest.param(7, 40, marks=pytest.mark.wide)])
 def test_samples_on_a_split_reach_the_leaf_of_exact_scores(depth, p):
     tree, x = nasty.near_ties(depth, p)
     expected = walked(tree, x)

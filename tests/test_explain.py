@@ -114,7 +114,7 @@ def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
 @pytest.mark.parametrize(("depth", "p"), [(1, 1), (3, 3)])
 def test_the_nearest_change_within_the_ranges_is_that_of_all_active_sets(depth, p, inside):
     tree, table, extended = random_tree("constant", depth, p), rows(30, p) * np.arange(1, p + 1) / 4, 0
-    for x in table[:20] + (0 if inside else 10 * table.std(0)):
+    for x in table[:8] + (0 if inside else 10 * table.std(0)):
         if change := assert_nearest(tree, x, table, np.arange(2**depth)):
             extended += change.distance > explain.nearest_change(tree, x, table, extrapolate=True).distance + 1e-3
     assert extended or p < 3 or not inside  # the ranges matter

@@ -77,10 +77,10 @@ def lowered(fn, operands, platform):
     return jax.jit(lambda *operands: fn(*operands)).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
-QUICK = ["expected_loss"]
+QUICK, SLOW = ["expected_loss"], ["soft by violation", "ensemble"]
 
 
-@pytest.mark.parametrize("name", sweeps.quick(OPS, QUICK))
+@pytest.mark.parametrize("name", sweeps.quick(OPS, QUICK, SLOW))
 def test_a_kernel_that_is_asked_for_or_that_won(operands, name, won):
     expected = with_gradients(OPS[name], operands, implementation="xla")
     assert_same(with_gradients(OPS[name], operands, implementation="interpret"), expected)
@@ -91,7 +91,7 @@ def test_a_kernel_that_is_asked_for_or_that_won(operands, name, won):
     assert is_default == (name != "path_sum, a window of the scores")  # for which all scores are computed anyway
 
 
-@pytest.mark.parametrize("name", sweeps.quick(OPS, QUICK))
+@pytest.mark.parametrize("name", sweeps.quick(OPS, QUICK, SLOW))
 def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
     call = lambda *operands: with_gradients(OPS[name], operands)
     assert "custom_call @" not in lowered(call, operands, "tpu")  # nothing was measured: XLA

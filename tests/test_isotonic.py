@@ -79,7 +79,7 @@ def assert_solves(q, penalty, weight=None, groups=True) -> None:
             np.testing.assert_array_equal(group, expected_group)
 
 
-@pytest.mark.parametrize("size", sweeps.quick(SIZES, SIZES[:1]), ids=str)
+@pytest.mark.parametrize("size", sweeps.quick(SIZES, SIZES[:1], SIZES[2:4]), ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_prune_equals_sequential_pooling(kind, size, x64):
     n, depth = size

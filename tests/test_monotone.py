@@ -71,15 +71,17 @@ def test_empty_leaves_give_way():
 CO2 = jtrees.CO2(depth=3, epochs=4, precondition=0.9)
 GET = jtrees.GET(depth=3, starts=4, epochs=30)
 SHORT = jtrees.CO2(depth=3, epochs=2, precondition=0)
+NETWORK = jtrees.DGT(depth=3, epochs=20, widths=(8,), precondition=0.9), "classification"
+JOINT = jtrees.NonGreedy(depth=3, epochs=4, greedy_epochs=2, precondition=0), "regression"
 CASES = [
     (SHORT, "regression"),
     (jtrees.GET(depth=3, starts=2, epochs=30, cart=False, learning_rate=0.1, precondition=0.0), "classification"),
     (GET, "regression"),
     (jtrees.RADDT(depth=3, starts=2, epochs=20), "classification"),
-    (jtrees.DGT(depth=3, epochs=20, widths=(8,), precondition=0.9), "classification"),
+    NETWORK,
     (jtrees.DGT(depth=3, epochs=20, widths=(), refit=True, precondition=0), "regression"),
     (CO2, "classification"),
-    (jtrees.NonGreedy(depth=3, epochs=4, greedy_epochs=2, precondition=0), "regression"),
+    JOINT,
     (jtrees.BestOf(SHORT, runs=2), "regression"),
 ]
 SUMS = [jtrees.Boosted(jtrees.GET(depth=3), rounds=8, patience=None), jtrees.Bagged(SHORT, trees=3)]
@@ -113,7 +115,9 @@ def largest_fall(model, signs=SIGNS, pairs=2000):
     return worst
 
 
-@pytest.mark.parametrize("case", sweeps.quick(CASES, CASES[:2]), ids=lambda case: type(case[0]).__name__)
+@pytest.mark.parametrize(
+    "case", sweeps.quick(CASES, CASES[:2], [NETWORK, JOINT]), ids=lambda case: type(case[0]).__name__
+)
 def test_trees_have_no_counterexample(case):
     fit = fitted(*case)
     weights = np.asarray(fit.tree.weights)
@@ -132,8 +136,7 @@ def test_the_search_finds_what_an_ordinary_tree_does_and_signs_hold_against_the_
     assert (against[:, 0] <= 0).all() and (against[:, 1] >= 0).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["classification"]))
 @pytest.mark.parametrize("recipe", SUMS, ids=type)
 def test_sums_of_trees_are_monotone(recipe, task):
     assert largest_fall(fitted(recipe, task).model) <= 1e-12

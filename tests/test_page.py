@@ -26,18 +26,20 @@ from jtrees.report.rivals import rivals
 from jtrees.tasks.custom import named
 from tests import needs, sweeps
 from tests.houses import QUICK, TREE, dated, houses, run
+from tests.recipes import WEAK
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_trees():
-    """Forests and boosting of scikit-learn that a report compares with take long."""
+    """The rivals of a report are small: forests, boosting of scikit-learn, and the sum of trees."""
     with pytest.MonkeyPatch.context() as patched:
         for task in ("Regressor", "Classifier"):
             for kind, number in (("RandomForest", "n_estimators"), ("HistGradientBoosting", "max_iter")):
                 name = f"{kind}{task}"
                 patched.setattr(ensemble, name, partial(getattr(ensemble, name), **{number: 20}))
+        patched.setattr(BoostedClassifier, "default_recipe", jtrees.Boosted(WEAK, rounds=2, patience=None))
         yield
 
 

@@ -77,7 +77,7 @@ def problem_of(recipe, x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
+@pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], []))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     short = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
     problem, plain = (problem_of(SMALL[name].replace(precondition=p, **short), *collinear) for p in (0.5, 0.0))

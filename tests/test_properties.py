@@ -173,7 +173,7 @@ def near(a: Any, b: Any, tolerance: float) -> None:
         np.testing.assert_allclose(single, other, rtol=0, atol=tolerance * max(0.01, float(jnp.abs(single).max())))
 
 
-@pytest.mark.parametrize("name", sweeps.quick(METHODS, ("dgt",)))
+@pytest.mark.parametrize("name", sweeps.quick(METHODS, ("dgt",), ("get, linear leaves", "tel", "nongreedy")))
 def test_order_and_repetition_of_rows_change_no_method(name):
     make, numbers, y = METHODS[name]
     method, classes = make(numbers[0]), 3 if y is CLASS else 0

@@ -7,6 +7,7 @@ import pytest
 import jtrees
 from jtrees.data.held_out import held_out_rows
 from jtrees.search.sample import drawn_rows, rows_used
+from tests import sweeps
 from tests.recipes import RECIPES, STARTS, WEAK
 
 N = 5000
@@ -73,8 +74,7 @@ SAMPLING |= {name: RECIPES[name].replace(precondition=0) for name in ("CO2", "No
 BASE = WEAK.replace(rows=200)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", sweeps.slow(SAMPLING, ["GET", "RADDT", "NonGreedy"]))
 def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
     x, y = table(4000)
     recipe = SAMPLING[name].replace(rows=400)

@@ -13,7 +13,7 @@ from jtrees.losses import Huber, Poisson
 from jtrees.tasks.fits import weighted_quantiles
 from tests import sweeps
 
-SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (1_000_000, 200_000)], [(70_000, 3)])
+SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (1_000_000, 200_000)], [(70_000, 3)], [(70_000, 14_000)])
 SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.wide))
 
 

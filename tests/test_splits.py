@@ -26,8 +26,7 @@ NUMBERS = np.random.default_rng(1).normal(size=(N, 3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("x", [FRAME, NUMBERS], ids=["raw", "numbers"])
-@pytest.mark.parametrize("validation", [3, 0.3, None])
+@pytest.mark.parametrize(("x", "validation"), [(FRAME, 3), (NUMBERS, 0.3), (FRAME, None)], ids=["3", "0.3", "None"])
 def test_held_out_targets_change_no_model(x, validation):
     """A row is held out of one of the three folds, of some of three tenths of the splits, or by ``held_out``."""
     fits = lambda y: [fit.model for fit in jtrees.sweep(RECIPE, x, y, key=KEY, validation=validation).fits.ravel()]

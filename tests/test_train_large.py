@@ -156,7 +156,7 @@ def trained(job, rounds=2):
 
 
 @pytest.mark.parametrize("method", sweeps.quick(["dgt", "tel"], ["dgt"]))
-@pytest.mark.parametrize("task", sweeps.quick(["regression", "classification"], ["regression"]))
+@pytest.mark.parametrize("task", sweeps.quick(["regression", "classification"], ["regression"], []))
 @pytest.mark.usefixtures("standard_promotion")
 def test_each_method_learns_numbers_and_classes(tmp_path, job, method, task):
     rows = table(20_000)
@@ -242,8 +242,7 @@ def test_a_run(uninterrupted, data, tmp_path):
     assert "holds a run of other options, " in run_here(out, *data, "--batch", 100, status=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "--max-seconds"])
+@pytest.mark.parametrize("by", sweeps.slow(["SIGTERM", "SIGINT", "--max-seconds"], ["SIGTERM"]))
 def test_a_run_stops_and_resumes_to_the_same_bits(uninterrupted, data, tmp_path, monkeypatch, by):
     out, inner, more = tmp_path / "run", Job.evaluated, []
 

@@ -94,8 +94,7 @@ def test_losses_on_a_validation_set(name):
     assert result.loss == pytest.approx(TASKS[name][1](Y_NEW, predictions), rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [*OTHERS, *COMBINATORS], ids=lambda recipe: type(recipe).__name__)
+@pytest.mark.parametrize("recipe", sweeps.slow([*OTHERS, *COMBINATORS], COMBINATORS), ids=type)
 def test_losses_of_every_recipe_on_held_out_rows(recipe):
     result = fit(recipe, "squared error", held_out=0.2)
     training, test = checked_dataset(X, Y, None, "regression").divided(0.2, KEY)

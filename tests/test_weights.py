@@ -11,7 +11,7 @@ import jtrees
 from jtrees import losses, segments
 from jtrees.estimators import TreeClassifier
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
-from tests import recipes, tables
+from tests import recipes, sweeps, tables
 from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
 from tests.tables import X, Y
 
@@ -25,8 +25,7 @@ RNG = np.random.default_rng(1)
 X_TEST = RNG.normal(size=(1000, 4))
 Y_TEST = np.where(X_TEST[:, 0] + X_TEST[:, 1] > 0, 2.0, -1.0) + X_TEST[:, 2]
 HALF_LIFE = 0.5 ** np.arange(400.0)[::-1]  # float32 holds the last 127 weights, float64 all of them
-RECIPES = [*QUICK, *OTHERS, *COMBINATORS, jtrees.Boosted(COMBINATORS[0].base, rounds=20, patience=5)]
-EACH = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
+SUMS = [COMBINATORS[0], jtrees.Boosted(COMBINATORS[0].base, rounds=20, patience=5)]
 
 
 def score(recipe, x=X, y=Y, weight=None):
@@ -126,8 +125,7 @@ def test_part_of_a_table_has_weights_of_mean_one():
     np.testing.assert_array_equal(out.weight, [weight_by_row[tuple(x)] for x in out.x])
 
 
-@pytest.mark.slow
-@EACH
+@pytest.mark.parametrize("recipe", sweeps.slow([*QUICK, *OTHERS, *SUMS, *COMBINATORS[1:]], [*QUICK, *SUMS]), ids=type)
 @pytest.mark.parametrize("heavy", [False, True])
 def test_weights_are_like_repeated_rows(recipe, heavy):
     weight = np.where(np.arange(400) == 7, 200.0, 1.0) if heavy else np.random.default_rng(1).lognormal(0, 1, 400)
