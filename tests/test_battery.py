@@ -202,7 +202,7 @@ def test_a_fit_is_a_model_of_the_table(name):
     assert clustering or result.loss == pytest.approx(loss, rel=1e-5)
     assert result.history.shape[-1] >= result.step >= 0 and np.isfinite(result.history[..., 0]).all()
     assert np.isfinite(result.history).all() or name in ("GET", "RADDT")  # of starts that do not go on
-    assert result.report.ended == "finished"
+    assert result.report.ended == "finished" and 0 < result.report.seconds < 600
     assert result.model.num_parameters > 0
     # A line or two, whatever it holds: what it is, and the names of what there is to say.
     assert len(repr(result)) < 400 and type(result.model).__name__ in repr(result) and "ended" in repr(result)

@@ -170,6 +170,19 @@ def test_more_classes_than_features_shorten_the_sample_that_is_timed(clock):
     assert sizes[2:] == [200_000]
 
 
+def test_work_takes_so_many_rows_as_there_is_time_for(clock):
+    batch, sizes = Batch(np.zeros((100_000, 64)), np.arange(100_000), None), []
+
+    def work(rows):
+        sizes.append(len(rows.y))
+        clock.now += len(rows.y) / 4096  # seconds
+
+    for seconds in (1, 11, 100):  # the sample of 4096 rows takes the first second
+        clock.now = 5.0
+        Monitor(deadline=5.0 + seconds).on_rows(work, batch)
+    assert sizes == [4096, 4096, 40_960, 4096, 100_000]
+
+
 def test_imports_are_not_on_the_clock(clock, monkeypatch):
     """What ran before in a process would otherwise decide what a fit finds."""
 

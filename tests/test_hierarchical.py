@@ -8,6 +8,7 @@ import pytest
 import jtrees
 from jtrees import leaves, losses
 from jtrees.leaves.hierarchical import STRENGTHS
+from jtrees.tasks.fits import samples_of_leaves
 from tests import sweeps
 
 DEPTH, LEAVES, N = 3, 8, 60
@@ -89,6 +90,12 @@ def test_targets_of_several_columns_and_far_from_zero():
     np.testing.assert_allclose(twice, np.column_stack([alone, alone]), rtol=1e-5, atol=1e-6)
     far = fit_hierarchical(leaf, y + 1000, LEAVES)[0]
     np.testing.assert_allclose(far - 1000, alone, atol=1e-3)  # float32 at 1000
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_the_effective_number_of_samples_of_an_empty_leaf_is_that_of_its_parent(xp):
+    leaf, weight = xp.array([0, 0, 0, 3, 3]), xp.array([1.0, 1.0, 2.0, 0.5, 0.5])
+    np.testing.assert_allclose(samples_of_leaves(leaf, weight, 4), [16 / 6, 16 / 6, 2, 2])
 
 
 def test_class_frequencies_are_shrunk_indicators_smoothed(data):

@@ -107,6 +107,8 @@ def test_groups_by_names_that_are_numbers():
     np.testing.assert_array_equal(checked_groups("none", None, 3), [0, 1, 2])
     gaps = columns_of_frame(frame.mask(np.arange(90)[:, None] % 9 == [0, 1, 2]))  # columns with indicators
     np.testing.assert_array_equal(checked_groups([[0, 1]], gaps, 6), [3, 3, 0, 0, 0, 0])
+    constant = columns_of_frame(pd.concat([frame[[2]], frame[[0]] * 0, frame[[1]]], axis=1))  # which has no feature
+    np.testing.assert_array_equal(checked_groups([[1, 2]], constant, 2), [0, 0])
 
 
 @pytest.mark.parametrize(
