@@ -397,7 +397,8 @@ def best_trials(trials: Lines, *options: str) -> Lines:
 
 def by_set(runs: Lines, factor: str, score: str = "test") -> Lines:
     """Returns means of a score, a row for each set and a column for each level of a factor."""
-    return runs.groupby(["set", factor], sort=False)[score].mean().unstack()
+    means = runs.groupby(["set", factor], sort=False)[score].mean().unstack()
+    return means.round(6)  # means of other versions of pandas end in other digits, which would decide ties
 
 
 class Effect(NamedTuple):

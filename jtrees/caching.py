@@ -74,7 +74,7 @@ def keep_by_default() -> None:
     """Keeps programs in the default folder, or as the environment variable ``JTREES_CACHE`` requests.
 
     The function changes nothing if JAX has a folder or has its cache switched off, or if the default folder cannot be
-    written to. Before jax 0.10.2, XLA wrote errors about the processor for each program that it read.
+    written to.
 
     Raises:
       ValueError: if the variable names a folder that cannot be created or written to. The message names the variable.
@@ -82,7 +82,7 @@ def keep_by_default() -> None:
     setting = os.environ.get(_VARIABLE, "")
     if setting in ("", "1"):
         has_folder, allowed = bool(jax.config.jax_compilation_cache_dir), jax.config.jax_enable_compilation_cache
-        if allowed and not has_folder and jax.__version_info__ >= (0, 10, 2):
+        if allowed and not has_folder:
             with contextlib.suppress(ValueError):
                 cache()
     elif setting != "0":

@@ -112,7 +112,7 @@ def test_labels_of_one_type_become_an_array_of_that_type(y, kind):
     [
         *((y, None, "y must have shape (n,) with n at least 1, got shape") for y in ([[0, 1]], 3, [])),
         ([0.0, 1.0, np.inf], None, f"y {NOT_FINITE.format(1)}(2,)"),
-        (pd.Series(["a", None]), None, "got nan in row 1: leave rows without a label out"),
+        (pd.Series(["a", None]), None, "in row 1: leave rows without a label out"),
         (pd.Series(["a", None], dtype="string"), None, "got <NA> in row 1: leave rows without"),
         (np.array([0, "a"], object), None, "got 0 and 'a' (in row 1): make labels one type, then"),
         ([1.0, 0.5, 0.25], None, "y must hold whole numbers 0..K-1 in classification, got 0.5" + ENCODE),
