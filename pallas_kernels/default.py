@@ -76,21 +76,16 @@ def choices() -> Decisions:
     return Decisions(_DECISIONS.values())
 
 
-def mode() -> str:
-    """Returns the value of ``JTREES_KERNELS``; raises ``ValueError`` for an unknown value."""
-    value = os.environ.get("JTREES_KERNELS") or "auto"
-    if value not in MODES:
-        raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {value!r:.80}")
-    return value
-
-
 def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: Sequence[str] = ()) -> Config | None:
     """Returns the kernel that runs by default, or None for XLA.
 
     ``check`` raises :class:`Unsupported` for a configuration that cannot run the call. The backends ``not_by`` cannot
     run the kernel at any size.
     """
-    if (how := mode()) == "xla":
+    how = os.environ.get("JTREES_KERNELS") or "auto"
+    if how not in MODES:
+        raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {how!r:.80}")
+    if how == "xla":
         return None
     winner = measured(kernel)
     if winner is not None and winner.holds(sizes):
@@ -100,13 +95,8 @@ def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: 
     backend = _PLATFORMS.get(platform)
     if how == "measured" or backend is None or backend in not_by or kernel not in estimate.WORK[backend]:
         return None
-    here = None if abstract else timing.seconds_of
-    return decide(kernel, bucket(sizes), backend, check, here).config
-
-
-def bucket(sizes: Sizes) -> Sizes:
-    """Returns sizes in which the number of samples is rounded up to a power of two, at most 2^20."""
-    return sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
+    bucket = sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
+    return decide(kernel, bucket, backend, check, None if abstract else timing.seconds_of).config
 
 
 def decide(
@@ -192,9 +182,6 @@ def _agreed(key: Key, make: Callable[[], Decision], rule: Decision) -> Decision:
     with contextlib.suppress(Exception):  # the first process may be gone, or does other work
         return _parsed(key, client.blocking_key_value_get(name, _WAIT))
     return rule._replace(reason=f"{rule.reason} The first process decided nothing.")
-
-
-# --- Files -----------------------------------------------------------------------------------------------------------
 
 
 def _name(key: Key) -> str:

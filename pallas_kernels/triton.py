@@ -53,7 +53,6 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
 
 
 def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
-    """Returns compiler parameters."""
     return _triton().CompilerParams(num_warps=config.warps, num_stages=config.stages)
 
 
