@@ -188,6 +188,9 @@ class NetworkRecipe(MiniBatchRecipe):
         """Returns whether predictions are clipped to values near the training targets."""
         return False
 
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
     def model(self, run: Run, params: Any) -> Any:
         return params
 
@@ -298,9 +301,6 @@ def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begi
         return advance(run, state, begins + before, jnp.minimum(training.loop.MOST, steps - before))[0]
 
     return jax.lax.fori_loop(0, -(-steps // training.loop.MOST), advance_part, state)
-
-
-# --- The procedure ---------------------------------------------------------------------------------------------------
 
 
 async def trained(problem: Problem, part: float = 1.0, steps: int | None = None) -> Fitted:

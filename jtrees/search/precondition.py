@@ -68,7 +68,6 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor 
 
 
 def _correlations(rows: Batch) -> np.ndarray:
-    """Returns the correlations of the features, ``(p, p)``."""
     x, _, weight = rows
     share = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
     blocks = list(blocking.on_host(*x.shape))

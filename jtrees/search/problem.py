@@ -8,6 +8,7 @@ Everything else is plain Python on numbers of the host.
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 import contextlib
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,8 +61,6 @@ class Problem(Run):
     is_member: bool = False
     is_optional: bool = False
     source: Batch | None = dataclasses.field(default=None, repr=False)
-
-    # --- Other problems ---
 
     def replace(self, **changes: Any) -> "Problem":
         """Returns the problem with changed attributes."""
@@ -147,8 +146,6 @@ class Problem(Run):
         evaluation = None if self.evaluation is None else product(self.evaluation)
         return self.replace(batch=product(self.batch), evaluation=evaluation, source=None)
 
-    # --- Numbers on the host ---
-
     @property
     def monitor(self) -> Any:
         """The monitor, which shows progress and enforces the deadline."""
@@ -222,8 +219,6 @@ class Problem(Run):
         with distributed.apart():
             yield
         engine.seconds_of_results += time.monotonic() - began
-
-    # --- Calls ---
 
     async def map(self, fn: Callable[..., Any], *args: Any, often: bool = False) -> "DeviceValue":
         """Returns ``fn(run, *args)``, on the device.
@@ -337,12 +332,10 @@ class DeviceValue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
         return np.shape(self.arrays.tree)[self.index is not None :]
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions of the array."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -355,20 +348,18 @@ class DeviceValue:
 class Arrays:
     """A pytree on the device, and its copy on the host."""
 
-    def __init__(self, tree: Any, fetch: Callable[[Any], Any]):
-        self.tree, self._fetch, self._host = tree, fetch, None
+    def __init__(self, tree: Any):
+        self.tree = tree
         self._elements: dict[int, Arrays] = {}
 
     def element(self, number: int) -> "Arrays":
         """Returns an element of a tuple; always the same object."""
-        return self._elements.setdefault(number, Arrays(self.tree[number], self._fetch))
+        return self._elements.setdefault(number, Arrays(self.tree[number]))
 
-    @property
+    @functools.cached_property
     def host(self) -> Any:
         """The copy in NumPy, which is made once."""
-        if self._host is None:
-            self._host = (self._fetch(self.tree),)
-        return self._host[0]
+        return distributed.to_host(self.tree)
 
 
 class Trained(NamedTuple):
