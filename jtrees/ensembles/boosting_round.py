@@ -105,9 +105,8 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
         validated = validated + tree.leaves.at(_leaf_of(tree, evaluation.x), evaluation.x)
     before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))
     evaluated = losses.mean_loss(loss.samples(validated if validates else outputs, evaluation.y), evaluation.weight)
-    return state._replace(outputs=outputs, validated=validated), Rounds(
-        tree, features, evaluated, before, after, finite
-    )
+    added = Rounds(tree, features, evaluated, before, after, finite)
+    return state._replace(outputs=outputs, validated=validated), added
 
 
 def _leaf_of(tree: ObliqueTree, x: Array) -> Array:

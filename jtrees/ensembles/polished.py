@@ -18,7 +18,7 @@ from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import StartResult, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
-from jtrees.search import Fitted, Problem, Ranges, Recipe, Report, gather, option, options
+from jtrees.search import Fitted, Problem, Ranges, Report, gather, option, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.recipe import check_keeps_splits
 from jtrees.tasks import Classification, Task
@@ -77,7 +77,6 @@ class Polished(Wrapper):
       [0. 0.] [0]
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
     epochs: int = option(1000)
     alpha_ranges: Ranges = option(((5.0, 25.0), (50.0, 150.0)))
     learning_rate: float = option(0.01, above=0)

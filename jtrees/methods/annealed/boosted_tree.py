@@ -62,9 +62,8 @@ def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tupl
             state, count = stages.evaluated(run, state, patience=1)[0], ends[part + 1] - ends[part]
             return stages.advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
 
-        best = stages.best_of_stage(
-            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, stages.initial_state(run, splits))
-        )
+        state = stages.initial_state(run, splits)
+        best = stages.best_of_stage(run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, state))
         return best.params, best
 
     trees = jax.lax.scan(stage, splits, sharpness)[1]
@@ -73,7 +72,6 @@ def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tupl
 
 
 def _on_columns(run: Run, columns: Array) -> Run:
-    """Returns a run on some of its columns."""
     rows_of = lambda batch: batch._replace(x=batch.x[:, columns])
     monotone = None if run.monotone is None else jnp.asarray(run.monotone)[columns]
     return run.replace(batch=rows_of(run.batch), evaluation=rows_of(run.evaluation), monotone=monotone)

@@ -133,8 +133,6 @@ class CO2(Recipe):
         state = greedy.grown_in_program(run, edges).training
         return state.params.replace(leaves=None), state.finite
 
-    # --- The procedure ---
-
     async def search(self, problem: Problem) -> Fitted:
         """Returns the tree with the best strength of the preconditioner. Its splits are trained on a sample of rows."""
         sample = sampled(problem, most_rows(self))
