@@ -68,8 +68,6 @@ class Decisions(tuple[Decision, ...]):
     def __repr__(self) -> str:
         return "\n".join(map(str, self)) or "No decision yet: nothing ran on an accelerator, or all was requested."
 
-    __str__ = __repr__
-
 
 def choices() -> Decisions:
     """Returns what this process chose to run by default on accelerators, and why."""

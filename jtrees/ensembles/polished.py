@@ -183,11 +183,6 @@ def _subtrees(tree: ObliqueTree, level: int, reached: np.ndarray, data: Data) ->
     return subtrees
 
 
-def subtree_nodes(root: int, depth: int) -> np.ndarray:
-    """Returns the indices in the whole tree of the internal nodes of a subtree of a given depth, breadth first."""
-    return np.concatenate([(root + 1) * 2**i - 1 + np.arange(2**i) for i in range(depth)])
-
-
 class _Subtree(NamedTuple):
     """A subtree to polish: its nodes, its samples and their scaling, and its two starts, CART and the subtree itself.
 
@@ -204,7 +199,8 @@ class _Subtree(NamedTuple):
     @classmethod
     def cut(cls, tree: ObliqueTree, root: int, depth: int, table: Table, table_scaling: Scaling) -> "_Subtree":
         """``table`` has the rows of the subtree, and ``table_scaling`` is the scaling of all rows."""
-        scaling, nodes = Scaling.fit(table, DEVIATIONS), subtree_nodes(root, depth)
+        scaling = Scaling.fit(table, DEVIATIONS)
+        nodes = np.concatenate([(root + 1) * 2**i - 1 + np.arange(2**i) for i in range(depth)])  # breadth first
         if table.task.scaled(table_scaling.y_unit) != table.task:  # the loss has a unit, which all subtrees share
             scaling = scaling.replace(y_low=table_scaling.y_low, y_unit=table_scaling.y_unit)
         batch = without_padding(scaling.batch(table))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import blocking, topology
+from pallas_kernels.layout import reversed_bits
 from pallas_kernels.routes import cubic
 
 # Number of levels from the root that share one product with the samples, because each small product has a start-up
@@ -77,10 +78,7 @@ class _Grouped(NamedTuple):
 
 def _orders(depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the order of the nodes, level by level and by reversed bits, and the order of the leaves."""
-    levels = [np.zeros(1, int)]
-    for _ in range(depth):
-        levels.append(np.concatenate([2 * levels[-1], 2 * levels[-1] + 1]))
-    return np.concatenate([2**d - 1 + level for d, level in enumerate(levels[:-1])]), levels[-1]
+    return np.concatenate([2**d - 1 + reversed_bits(d) for d in range(depth)]), reversed_bits(depth)
 
 
 def _grouped(per_tree: Array, group: int) -> Array:

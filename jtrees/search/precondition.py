@@ -162,9 +162,8 @@ async def preconditioned(
     """
     n, p = problem.count, problem.shape[1]
     compares = strength == "auto" and p <= WIDEST
-    needs_trial = n >= _FEWEST_FOR_TRIAL and (always_tries or (tries_few_rows and compares and n <= _FEW))
-    validates = problem.has_validation_set
-    needs_trial = needs_trial and not validates
+    tries, validates = always_tries or (tries_few_rows and compares and n <= _FEW), problem.has_validation_set
+    needs_trial = tries and n >= _FEWEST_FOR_TRIAL and not validates
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
