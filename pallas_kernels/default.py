@@ -113,15 +113,14 @@ def decide(
     key = device_kind(), kernel, sizes
     with _LOCK:
         if key not in _DECISIONS:
-            make = lambda: _decided(key, backend, check, seconds_of, limit)
-            _DECISIONS[key] = make() if seconds_of is None else _agreed(key, make, _estimated(key, backend, check))
+            rule = _estimated(key, backend, check)
+            make = lambda: _decided(rule, backend, check, seconds_of, limit)
+            _DECISIONS[key] = rule if seconds_of is None else _agreed(key, make, rule)
         return _DECISIONS[key]
 
 
-def _decided(key: Key, backend: str, check: Any, seconds_of: timing.SecondsOf | None, limit: float) -> Decision:
-    rule = _estimated(key, backend, check)
-    if seconds_of is None:
-        return rule
+def _decided(rule: Decision, backend: str, check: Any, seconds_of: Any, limit: float) -> Decision:
+    key = rule[:3]
     if (stored := _read(key)) is not None:
         return stored
     configs = [config for config in candidates(backend) if _runs(check, config)]

@@ -173,9 +173,7 @@ def _newton(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array,
     return step, segments.mean_one(weight * curvature.reshape(len(step), -1).mean(1))
 
 
-# --- Many rounds in a program ----------------------------------------------------------------------------------------
-
-# The state of such a program is a pair: the state of boosting, and an array for the rounds of a call.
+# The state of a program of many rounds is a pair: the state of boosting, and an array for the rounds of a call.
 
 
 @compilation.sums_in_order

@@ -58,8 +58,6 @@ def since_lowest(losses: np.ndarray) -> int:
 class GrowingSum:
     """A sum of boosted trees of the same kind, to which rounds are added."""
 
-    # A base with `grow` adds many rounds in a program. The search of any other base finds the splits of one round.
-
     def __init__(self, problem: Problem, state: Any, room: Any = None, grow_arguments: Any = None):
         """``room`` is for the rounds of a program, and ``grow_arguments`` has one kind of trees; both may be None."""
         self._problem, self._state, self._room, self._grow_arguments = problem, state, room, grow_arguments
@@ -155,7 +153,6 @@ def draws_of_round(problem: Problem, number: int) -> boosting_round.Draws:
 
 async def begin(problem: Problem) -> list[GrowingSum]:
     """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`."""
-    # The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))

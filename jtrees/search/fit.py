@@ -150,8 +150,7 @@ def _advice(tree: Any, task: Task) -> str:
 
 def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant."""
-    # The comparison uses the rows `evaluated`, else the validation set, else the rows that the search left out. If
-    # there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
+    # `evaluated` are rows that `held_out` sets aside. The linear model is fitted in the time that the end of a fit has.
     model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
     where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated

@@ -246,7 +246,6 @@ def has_ended(run: Run, state: TrainState) -> Array:
 
 def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended."""
-    # A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
     # The initial parameters are not evaluated, because they are random.
     recipe, schedule = run.recipe, run.recipe.schedule(len(run.batch.x))
     method, optimizer = recipe.method(run), recipe.optimizer(run)
@@ -281,8 +280,7 @@ class Result(NamedTuple):
 
 def result_of(run: Run, state: TrainState) -> Result:
     """Returns the result of a run."""
-    # The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
-    # evaluation. The last parameters are evaluated here if they were not before, unless early stopping ended the run.
+    # The last parameters are evaluated here if they were not before, unless early stopping ended the run.
     recipe, dtype = run.recipe, state.best.score.dtype
     last_loss = lambda params: recipe.evaluate(run, params).astype(dtype)
     evaluates = run.evaluates

@@ -129,7 +129,6 @@ class CO2(Recipe):
         return self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p  # an update writes all splits
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
-        """Returns the splits, and whether they are finite."""
         state = greedy.grown_in_program(run, edges).training
         return state.params.replace(leaves=None), state.finite
 
