@@ -17,9 +17,8 @@ from jtrees.data.table import bucket
 from jtrees.report.comparison import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.search import options
 from jtrees.search.engine import Engine
-from jtrees.search.fitted import Fitted, LeftOut
 from jtrees.search.monitor import Monitor
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, LeftOut, Problem
 from jtrees.search.recipe import Recipe
 from jtrees.search.report import FitReport
 from jtrees.search.result import FitResult, described

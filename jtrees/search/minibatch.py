@@ -12,10 +12,9 @@ import numpy as np
 import optax
 
 from jtrees import blocking, distributed, losses, pytree, training, validation as checks
-from jtrees.search.fitted import Fitted
 from jtrees.search.options import option
 from jtrees.search.precondition import preconditioned
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, Problem
 from jtrees.search.recipe import Recipe, fitted_network, fitted_tree
 from jtrees.search.report import Preconditioning, TrainingReport
 from jtrees.search.run import Run

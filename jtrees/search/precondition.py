@@ -22,9 +22,8 @@ import numpy as np
 from jtrees import blocking, distributed
 from jtrees.data.scaling import with_map
 from jtrees.data.table import without_padding
-from jtrees.search.fitted import Fitted
 from jtrees.search.monitor import Monitor
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, Problem
 from jtrees.search.report import Preconditioning
 from jtrees.search.run import Evaluation
 from jtrees.search.sample import fold_rows
