@@ -67,7 +67,7 @@ def loss_and_gradients(way: str, width: int = 1) -> Any:
 
     def outputs(inputs: Operands) -> jax.Array:
         if way == "level":
-            return conditional._by_level(inputs)
+            return conditional._conditional(None, inputs)
         if way == "paths":
             return conditional._conditional(width, inputs)
         return routing.conditional_ensemble(*inputs)

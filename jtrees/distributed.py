@@ -222,18 +222,13 @@ def apart() -> Iterator[None]:
         _APART.reset(token)
 
 
-@contextlib.contextmanager
-def together(operation: str) -> Iterator[None]:
+def together(operation: str) -> Any:
     """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices."""
-    if not is_shared():
-        yield
-        return
-    _meet(operation)
-    if sharding.share_of_starts() is not None:
-        yield
-        return
-    with jax.set_mesh(sharding.mesh(jax.device_count())):
-        yield
+    if is_shared():
+        _meet(operation)
+        if sharding.share_of_starts() is None:
+            return jax.set_mesh(sharding.mesh(jax.device_count()))
+    return contextlib.nullcontext()
 
 
 def _meet(operation: str) -> None:

@@ -74,12 +74,10 @@ class Forest:
           ValueError: if x has a wrong rank or width, or values that are not finite. Also if the trees have an origin of
             predictions and the link is not additive over trees: the origin would be added after the link.
         """
-        offset = (
-            isinstance(self.trees, ObliqueTree) and self.trees.origin is not None and self.trees.origin.y is not None
-        )
-        if offset and self.link in ("exp", "softmax"):
+        origin = self.trees.origin if isinstance(self.trees, ObliqueTree) else None
+        if origin is not None and origin.y is not None and self.link in ("exp", "softmax"):
             expected = f"no origin of predictions with link={checks.quoted(self.link)}"
-            raise ValueError(f"trees must have {expected}, got {checks.quoted(self.trees.origin)}")
+            raise ValueError(f"trees must have {expected}, got {checks.quoted(origin)}")
         if isinstance(self.trees, ObliqueTree) and not prediction.is_on_device(self, x):
             return (processes.on_host(self) if processes.lost_xla() else self)._predict_on_host(x)
         # prediction.predict scales the result like the prediction of one tree, so a sum is computed from the mean.
@@ -169,7 +167,6 @@ class Forest:
 
 
 def _first(stacked: Any) -> Any:
-    """Returns the part of the first tree."""
     return jax.tree.map(lambda a: a[0], stacked)
 
 

@@ -136,7 +136,6 @@ def _prune_jvp(nested, primals, tangents) -> Any:
 
 
 def _over_groups(per_node: Array, group: Array) -> Array:
-    """Returns the sum over the group of every node."""
     return jax.ops.segment_sum(per_node, group, len(group))[group]
 
 

@@ -323,17 +323,9 @@ def _choose(
     *operands: Any,
     not_by: tuple[str, ...] = (),
 ) -> Choice:
-    """Returns how to run a call: by XLA or by the kernels of some platforms.
-
-    Args:
-      kernel: name of the kernel.
-      implementation: see ``pallas_kernels.choice``.
-      able: whether a kernel exists for this kind of call.
-      x: samples.
-      weights: split weights.
-      *operands: further operands. The width of each matrix among them is a number of outputs.
-      not_by: backends that cannot run the kernel at any size.
-    """
+    """Returns how to run a call: by XLA or by the kernels of some platforms."""
+    # `able` says whether a kernel exists for this kind of call. `not_by` are the backends that cannot run it at any
+    # size. The width of each matrix among the operands is a number of outputs.
     requested = kernels.named(implementation)
     depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in operands if a.ndim == 2], default=1)
     arrays = [a for a in (x, weights, *operands) if jnp.issubdtype(a.dtype, jnp.floating)]

@@ -121,11 +121,6 @@ def share_of_starts() -> int | None:
     return 1 if STARTS not in context.axis_names or STARTS in context.manual_axes else context.shape[STARTS]
 
 
-def axes_of_starts() -> set[str]:
-    """Returns the axes over which runs are sharded: ``starts``, and also ``data`` if no rows are sharded over it."""
-    return {STARTS} if parts() > 1 else set(jax.sharding.get_abstract_mesh().axis_names)
-
-
 def keep_rows(tree: Any) -> Any:
     """Constrains rows, or the leading axis of row shards, to be sharded over ``data``, within a program."""
     # In code sharded over `starts`, arrays from outside must be constrained before they are indexed.

@@ -66,30 +66,20 @@ def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -
 
 def statistics_of(task: Task, y: Array, weight: Float[Array, " n"]) -> tuple[Float[Array, "n q"], Impurity]:
     """Returns the contributions of samples to their node, and the impurity of their sum."""
+    # A contribution is the weight times the probabilities of the classes, or times one, the centred targets, and their
+    # squared norm.
     if isinstance(task, Classification):
-        return class_statistics(y, weight, task.classes), entropy
-    return target_statistics(y, weight), squared_deviation
-
-
-def class_statistics(
-    y: Int[Array, " n"] | Float[Array, "n k"], weight: Float[Array, " n"], classes: int
-) -> Float[Array, "n k"]:
-    """Returns the contributions of samples to their node: one-hot classes, or probabilities, times weight."""
-    return weight[:, None] * shares(jnp.asarray(y), classes, weight.dtype)
+        return weight[:, None] * shares(jnp.asarray(y), task.classes, weight.dtype), entropy
+    y = y.reshape(len(y), -1)
+    y = y - jnp.matmul(weight, y, precision="highest") / weight.sum()
+    square = jnp.square(y).sum(1, keepdims=True)
+    return weight[:, None] * jnp.concatenate([jnp.ones_like(square), y, square], axis=1), squared_deviation
 
 
 def entropy(statistics: Float[Array, "*nodes k"]) -> Float[Array, "*nodes"]:
     """Returns the weight of the samples times the entropy of their classes, in nats."""
     xlogx = lambda a: a * jnp.log(jnp.maximum(a, jnp.finfo(a.dtype).tiny))
     return xlogx(statistics.sum(-1)) - xlogx(statistics).sum(-1)
-
-
-def target_statistics(y: Float[Array, "n *k"], weight: Float[Array, " n"]) -> Float[Array, "n q"]:
-    """Returns the contributions of samples to their node: weight times one, centred targets, and their squared norm."""
-    y = y.reshape(len(y), -1)
-    y = y - jnp.matmul(weight, y, precision="highest") / weight.sum()
-    square = jnp.square(y).sum(1, keepdims=True)
-    return weight[:, None] * jnp.concatenate([jnp.ones_like(square), y, square], axis=1)
 
 
 def squared_deviation(statistics: Float[Array, "*nodes q"]) -> Float[Array, "*nodes"]:
@@ -215,10 +205,8 @@ def _best(codes: Array, edges: Array, statistics: Array, node: Array, nodes: int
     (p, bins), q = edges.shape, statistics.shape[1]
     # Number of features whose sums and statistics are in memory together.
     width = max(1, min(p, _CELLS // (q * max((bins + 1) * nodes, len(statistics)))))
-    codes, edges = (
-        jnp.pad(codes, ((0, -p % width), (0, 0))),
-        jnp.pad(edges, ((0, -p % width), (0, 0)), constant_values=jnp.inf),
-    )
+    codes = jnp.pad(codes, ((0, -p % width), (0, 0)))
+    edges = jnp.pad(edges, ((0, -p % width), (0, 0)), constant_values=jnp.inf)
     cells = (bins + 1) * width * nodes
 
     def search(block: tuple[Array, Array]) -> Thresholds:

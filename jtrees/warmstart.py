@@ -50,12 +50,9 @@ def cart_classifier(
     monotone: Any = None,
 ) -> ObliqueTree:
     """Grows scikit-learn's classification tree, with leaves of the frequencies of the classes that are present."""
-    # Predictions of the second of two classes do not fall in the features `monotone`. If y holds probabilities, (n, k),
-    # the splits minimise the expected Gini impurity.
-    # Arguments and errors are as in `cart_regressor`, except y, which holds classes, (n,). Leaves are (leaves, k) for
-    # the k classes that are present, sorted. `monotone` requires two classes, and refers to the probability of the
-    # second class. Alternatively, y holds probabilities of k classes, (n, k). The splits then minimise the expected
-    # Gini impurity.
+    # Arguments and errors are as in `cart_regressor`, except y, which holds classes, (n,). `monotone` requires two
+    # classes, and refers to the probability of the second class. Alternatively, y holds probabilities of k classes,
+    # (n, k). The splits then minimise the expected Gini impurity.
     x, y = validation.check_x(x), np.asarray(y)
     if is_soft(y):
         # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.
@@ -138,12 +135,9 @@ def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
             pending += [(source, 2 * target + 1), (source, 2 * target + 2)]
         else:
             weights[target, cart.feature[source]] = 1
-            bias[target] = -_round_down(cart.threshold[source])
+            threshold = np.float32(cart.threshold[source])
+            is_above = threshold > cart.threshold[source]
+            bias[target] = -(np.nextafter(threshold, np.float32(-np.inf)) if is_above else threshold)
             pending += [(left, 2 * target + 1), (right, 2 * target + 2)]
     weights, bias, values = map(sharding.from_host, (weights, bias, values))
     return ObliqueTree(weights, bias, Values(values, Frequencies() if classifies else SquaredError()))
-
-
-def _round_down(threshold: float) -> np.float32:
-    nearest = np.float32(threshold)
-    return nearest if nearest <= threshold else np.nextafter(nearest, np.float32(-np.inf))

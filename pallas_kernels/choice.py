@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pallas_kernels.config import HEURISTIC, Config, Sizes, Winner, measured
+from pallas_kernels.config import HEURISTIC, Config, Sizes, measured
 from pallas_kernels.default import default
 from pallas_kernels.unsupported import Unsupported, refuse
 
@@ -76,12 +76,13 @@ def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by:
     if choices is None:
         fastest = default(kernel, sizes, lambda config: _check(kernel, config, sizes, not_by), not_by)
         return XLA if fastest is None else Choice((fastest,), True)
+    known = HEURISTIC if winner is None else HEURISTIC | {winner.config.backend: winner.config}
     configs: dict[str, Config] = {}
     reasons = []
     for entry in choices:
         if entry == "xla":
             return Choice(tuple(configs.values()), True)
-        config = _config_of(entry, winner)
+        config = entry if isinstance(entry, Config) else known[entry]
         try:
             _check(kernel, config, sizes, not_by)
         except Unsupported as error:
@@ -127,19 +128,11 @@ def differentiable(choice: Choice, fused: Callable[..., Any], plain: Callable[..
     return call(*arrays)
 
 
-def _config_of(implementation: str | Config, winner: Winner | None) -> Config:
-    if isinstance(implementation, Config):
-        return implementation
-    if winner is not None and winner.config.backend == implementation:
-        return winner.config
-    return HEURISTIC[implementation]
-
-
 def _check(kernel: str, config: Config, sizes: Sizes, not_by: Sequence[str]) -> None:
     if config.interpret:  # the interpreter has no memory limit
         return
     if config.backend in not_by:
         raise Unsupported(f"implementation '{config.backend}' does not run this {kernel}, 'xla' runs everywhere")
-    from pallas_kernels.launch import shell_of  # local, because Pallas takes a tenth of a second to import
+    from pallas_kernels.launch import SHELLS  # local, because Pallas takes a tenth of a second to import
 
-    shell_of(config).check(kernel, config.layout(sizes))
+    SHELLS[config.backend].check(kernel, config.layout(sizes))

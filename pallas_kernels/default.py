@@ -68,20 +68,10 @@ class Decisions(tuple[Decision, ...]):
     def __repr__(self) -> str:
         return "\n".join(map(str, self)) or "No decision yet: nothing ran on an accelerator, or all was requested."
 
-    __str__ = __repr__
-
 
 def choices() -> Decisions:
     """Returns what this process chose to run by default on accelerators, and why."""
     return Decisions(_DECISIONS.values())
-
-
-def mode() -> str:
-    """Returns the value of ``JTREES_KERNELS``; raises ``ValueError`` for an unknown value."""
-    value = os.environ.get("JTREES_KERNELS") or "auto"
-    if value not in MODES:
-        raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {value!r:.80}")
-    return value
 
 
 def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: Sequence[str] = ()) -> Config | None:
@@ -90,7 +80,10 @@ def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: 
     ``check`` raises :class:`Unsupported` for a configuration that cannot run the call. The backends ``not_by`` cannot
     run the kernel at any size.
     """
-    if (how := mode()) == "xla":
+    how = os.environ.get("JTREES_KERNELS") or "auto"
+    if how not in MODES:
+        raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {how!r:.80}")
+    if how == "xla":
         return None
     winner = measured(kernel)
     if winner is not None and winner.holds(sizes):
@@ -100,13 +93,8 @@ def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: 
     backend = _PLATFORMS.get(platform)
     if how == "measured" or backend is None or backend in not_by or kernel not in estimate.WORK[backend]:
         return None
-    here = None if abstract else timing.seconds_of
-    return decide(kernel, bucket(sizes), backend, check, here).config
-
-
-def bucket(sizes: Sizes) -> Sizes:
-    """Returns sizes in which the number of samples is rounded up to a power of two, at most 2^20."""
-    return sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
+    bucket = sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
+    return decide(kernel, bucket, backend, check, None if abstract else timing.seconds_of).config
 
 
 def decide(
@@ -125,15 +113,14 @@ def decide(
     key = device_kind(), kernel, sizes
     with _LOCK:
         if key not in _DECISIONS:
-            make = lambda: _decided(key, backend, check, seconds_of, limit)
-            _DECISIONS[key] = make() if seconds_of is None else _agreed(key, make, _estimated(key, backend, check))
+            rule = _estimated(key, backend, check)
+            make = lambda: _decided(rule, backend, check, seconds_of, limit)
+            _DECISIONS[key] = rule if seconds_of is None else _agreed(key, make, rule)
         return _DECISIONS[key]
 
 
-def _decided(key: Key, backend: str, check: Any, seconds_of: timing.SecondsOf | None, limit: float) -> Decision:
-    rule = _estimated(key, backend, check)
-    if seconds_of is None:
-        return rule
+def _decided(rule: Decision, backend: str, check: Any, seconds_of: Any, limit: float) -> Decision:
+    key = rule[:3]
     if (stored := _read(key)) is not None:
         return stored
     configs = [config for config in candidates(backend) if _runs(check, config)]
@@ -192,9 +179,6 @@ def _agreed(key: Key, make: Callable[[], Decision], rule: Decision) -> Decision:
     with contextlib.suppress(Exception):  # the first process may be gone, or does other work
         return _parsed(key, client.blocking_key_value_get(name, _WAIT))
     return rule._replace(reason=f"{rule.reason} The first process decided nothing.")
-
-
-# --- Files -----------------------------------------------------------------------------------------------------------
 
 
 def _name(key: Key) -> str:

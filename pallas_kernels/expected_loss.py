@@ -18,8 +18,6 @@ from pallas_kernels.operands import check_route, checked, leaf_weights, scores
 from pallas_kernels.routes import ROUTES
 from pallas_kernels.routing import Tree, gradient
 
-NAME = "expected_loss"
-
 
 def expected_loss(
     x: jax.Array,
@@ -63,14 +61,12 @@ def expected_loss(
     if loss not in ("squared", "log"):
         raise ValueError(f"loss must be 'squared' or 'log', got {loss!r:.80}")
     y = jnp.asarray(y)
-    if y.shape != ((n, k) if loss == "squared" else (n,)):
-        raise ValueError(
-            f"y must be {(n, k) if loss == 'squared' else (n,)} for loss={loss!r:.80}, got shape {y.shape}"
-        )
+    if y.shape != (shape := (n, k) if loss == "squared" else (n,)):
+        raise ValueError(f"y must be {shape} for loss={loss!r:.80}, got shape {y.shape}")
     share = jnp.full(n, 1 / n, jnp.float32) if share is None else jnp.asarray(share, jnp.float32)
     if share.shape != (n,):
         raise ValueError(f"share must be ({n},), got shape {share.shape}")
-    choice = choose(NAME, implementation, tree.sizes)
+    choice = choose("expected_loss", implementation, tree.sizes)
     if not choice.configs:
         return reference(*tree, y, share, loss, route)
     if loss == "log":  # linear in the log probabilities of the classes

@@ -15,8 +15,6 @@ from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import HARD
 from pallas_kernels.routing import Tree, value
 
-NAME = "hard_routing"
-
 
 def hard_routing(
     x: jax.Array,
@@ -48,7 +46,7 @@ def hard_routing(
     tree = jax.lax.stop_gradient(checked(x, weights, bias, several))
     numbers = jnp.arange(len(tree.leaves), dtype=jnp.float32)[:, None]
     tree = tree._replace(leaves=numbers if leaves is None else jnp.concatenate([numbers, tree.leaves], axis=1))
-    choice = choose(NAME, implementation, tree.sizes)
+    choice = choose("hard_routing", implementation, tree.sizes)
     columns = run(choice, of_leaf_reached, reference, *tree)
     leaf = columns[:, 0].astype(jnp.int32)
     return leaf if leaves is None else (leaf, columns[:, 1:])

@@ -1,7 +1,7 @@
 """Launches a kernel from its body. Operands and results have names, and the backend defines their blocks."""
 
 from collections.abc import Callable, Mapping
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from pallas_kernels.layout import Layout
 from pallas_kernels.unsupported import Unsupported
 
 Kind = Literal["samples", "columns", "tree", "scalar", "sums"]
-_SHELLS = {"mosaic_tpu": mosaic_tpu, "triton": triton}
+SHELLS = {"mosaic_tpu": mosaic_tpu, "triton": triton}  # the modules with which backends read, write and sum
 
 
 class Operand(NamedTuple):
@@ -27,11 +27,6 @@ class Operand(NamedTuple):
 
     kind: Kind
     array: Any
-
-
-def shell_of(config: Config) -> ModuleType:
-    """Returns the module with which a backend reads, writes and sums."""
-    return _SHELLS[config.backend]
 
 
 def result(kind: Kind, dtype: Any, *shape: int) -> Operand:
@@ -53,7 +48,7 @@ def launch(
 
     If the kernel ``sums`` over tiles, a program visits several tiles.
     """
-    shell = shell_of(config)
+    shell = SHELLS[config.backend]
     spec = lambda operand, is_result: shell.block(
         layout, operand.kind, operand.array.shape, sums=sums, is_result=is_result
     )

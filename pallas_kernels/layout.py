@@ -59,12 +59,10 @@ class Layout:
 
     @property
     def subtrees(self) -> int:
-        """Number of subtrees."""
         return 2**self.path
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
         return -(-self.n // self.tile)
 
     @property

@@ -102,7 +102,6 @@ class Tile:
 
 
 def weights(ref: Any, *index: Any) -> Any:
-    """Returns a block of split weights."""
     return ref[index]
 
 

@@ -19,8 +19,6 @@ from pallas_kernels.operands import checked, one_number, scores
 from pallas_kernels.routes import VOTE, indicator
 from pallas_kernels.routing import Tree, gradient
 
-NAME = "path_sum"
-
 
 def path_sum(
     x: jax.Array,
@@ -54,7 +52,7 @@ def path_sum(
     """
     tree = checked(x, weights, bias, leaves)
     window = jax.lax.stop_gradient(one_number("window", window))
-    return differentiable(choose(NAME, implementation, tree.sizes), _path_sum, reference, *tree, window)
+    return differentiable(choose("path_sum", implementation, tree.sizes), _path_sum, reference, *tree, window)
 
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
@@ -76,10 +74,6 @@ def _path_sum(config: Config, x: Any, weights: Any, bias: Any, leaves: Any, wind
     return of_leaf_reached(config, x, weights, bias, leaves)
 
 
-def _forward(config: Config, *operands: Any) -> tuple[jax.Array, Any]:
-    return _path_sum(config, *operands), operands
-
-
 def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any, ...]:
     *tree, window = operands
     run = partial(gradient, VOTE, config, Tree(*tree), cotangent, window=window.reshape(1, 1))
@@ -89,4 +83,4 @@ def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any,
     return *d_splits, sums["leaves"], jnp.zeros_like(window)
 
 
-_path_sum.defvjp(_forward, _backward)
+_path_sum.defvjp(lambda config, *operands: (_path_sum(config, *operands), operands), _backward)

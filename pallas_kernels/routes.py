@@ -51,11 +51,6 @@ def _sigmoid(z: jax.Array) -> Pair:
     return jnp.where(z > 0, near, far), jnp.where(z > 0, far, near)
 
 
-def _sigmoid_slopes(_: jax.Array, factors: Pair) -> Pair:
-    right, left = factors
-    return left, -right
-
-
 def cubic(a: jax.Array) -> jax.Array:
     """Returns TEL's smooth step (Hazimeh et al. 2020, eq. 4), ``a^2 (3 - 2 a)``, at position a.
 
@@ -88,10 +83,6 @@ def _violation(z: jax.Array) -> Pair:
     return jnp.exp(jnp.minimum(z, 0)), jnp.exp(jnp.minimum(-z, 0))
 
 
-def _violation_slopes(z: jax.Array, _: Pair) -> Pair:
-    return indicator(z < 0), -indicator(z > 0)
-
-
 # In DGT's path function, a decision has the factors sigmoid(2) and sigmoid(-2) for any score. The unit of scores is the
 # half-width of the window. Scores pass gradients in a window of width 2 around 0 (Karthikeyan et al. 2022, eq. 4).
 def _vote(z: jax.Array) -> Pair:
@@ -110,9 +101,9 @@ def _hard(z: jax.Array) -> Pair:
 
 
 ROUTES = {
-    "sigmoid": Route(_sigmoid, _sigmoid_slopes),
+    "sigmoid": Route(_sigmoid, lambda _, factors: (factors[1], -factors[0])),
     "smooth_step": Route(_smooth_step, _smooth_step_slopes),
-    "violation": Route(_violation, _violation_slopes, normalised=False, centred=True),
+    "violation": Route(_violation, lambda z, _: (indicator(z < 0), -indicator(z > 0)), normalised=False, centred=True),
 }
 VOTE = Route(_vote, _vote_slopes, centred=True, hard_leaves=True)
 HARD = Route(_hard, lambda z, _: (jnp.zeros_like(z), jnp.zeros_like(z)))

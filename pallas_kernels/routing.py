@@ -58,9 +58,6 @@ def _over_subtrees(layout: Layout, visit: Any, sums: Any) -> Any:
     return visit(0, sums) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, sums)
 
 
-# --- The expected value ----------------------------------------------------------------------------------------------
-
-
 def value(
     route: Route, config: Config, tree: Tree, *, loss: Loss | None = None, **columns: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -68,12 +65,12 @@ def value(
 
     ``loss`` is as for :func:`gradient`, with the columns ``y (n, k)`` and ``share (n, 1)``, or None for values.
     """
-    from pallas_kernels.launch import launch, result, shell_of
+    from pallas_kernels.launch import SHELLS, launch, result
 
     layout = config.layout(tree.sizes)
     rows = 1 if loss is not None else layout.outputs
     outs = {"out": result("columns", jnp.float32, rows, layout.n), "total": result("columns", jnp.float32, 1, layout.n)}
-    body = partial(_value_of_a_tile, layout, route, loss, shell_of(config))
+    body = partial(_value_of_a_tile, layout, route, loss, SHELLS[config.backend])
     results = launch("routing_value", body, config, layout, _operands(layout, tree, columns), outs, sums=False)
     return results["out"][: 1 if loss is not None else layout.k].T, results["total"].T
 
@@ -167,9 +164,6 @@ def _leaf_losses(routed: _Routed, loss: Loss, tile: Any) -> _LeafLosses:
     return _LeafLosses(weight, row_losses, fold.map_arrays(lambda w, a: w * (a - mean), weight, row_losses))
 
 
-# --- The gradient ----------------------------------------------------------------------------------------------------
-
-
 def gradient(
     route: Route,
     config: Config,
@@ -188,7 +182,7 @@ def gradient(
     of scores for slopes. The result has ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)`` and ``leaves (leaves,
     k)``; if ``numbered`` also the leaf that each sample reaches, ``leaf (n,)``; if ``samples`` only ``x (n, p)``.
     """
-    from pallas_kernels.launch import Operand, launch, result, shell_of
+    from pallas_kernels.launch import SHELLS, Operand, launch, result
 
     layout = config.layout(tree.sizes)
     columns |= {"y": y}
@@ -196,21 +190,22 @@ def gradient(
         targets = {name: columns[name] for name in ("y", "share") if name in columns}
         mean, total = value(route, config, tree, loss=loss, **targets)
         columns |= {"mean": mean, "total": total}
-    ins = _operands(layout, tree, columns)
-    run = partial(_gradient, layout, route, loss, shell_of(config))
+    ins, shell = _operands(layout, tree, columns), SHELLS[config.backend]
     if samples:
         outs = {"d_x": result("samples", jnp.float32, layout.n, layout.p)}
-        results = launch("routing_samples", run, config, layout, ins, outs, sums=False)
-        return {"x": results["d_x"]}
+        body = partial(_samples_of_a_tile, layout, route, shell)
+        return {"x": launch("routing_samples", body, config, layout, ins, outs, sums=False)["d_x"]}
     part = lambda *shape: result("sums", jnp.float32, layout.programs, layout.subtrees, *shape)
     outs = {"weights": part(layout.rows, layout.columns), "bias": part(layout.rows, 1)}
     outs |= {"leaves": part(layout.leaves, layout.outputs), "loss": part(1, 1)}
+    summed, visit = list(outs), partial(_sums_of_a_tile, layout, route, loss, shell)
     if numbered:
         ins["numbers"] = Operand("tree", layout.cut_leaves(jnp.arange(2.0**layout.depth, dtype=jnp.float32)[:, None]))
         room = layout.programs * layout.steps * layout.tile
         outs["leaf"] = result("columns", jnp.int32, 1, room)
-    results = launch("routing_gradient", run, config, layout, ins, outs, sums=True)
-    sums = {name: results[name].sum(0) for name in ("weights", "bias", "leaves", "loss")}
+    body = lambda refs: shell.sum_over_tiles(layout, refs, summed, partial(visit, refs))
+    results = launch("routing_gradient", body, config, layout, ins, outs, sums=True)
+    sums = {name: results[name].sum(0) for name in summed}
     joined = {
         "weights": layout.join(sums["weights"])[:, : layout.p],
         "bias": layout.join(sums["bias"])[:, 0],
@@ -218,17 +213,6 @@ def gradient(
         "loss": sums["loss"].sum(),
     }
     return joined | ({"leaf": results["leaf"][0, : layout.n]} if numbered else {})
-
-
-def _gradient(layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs: SimpleNamespace) -> None:
-    """Visits the tiles of a program for its sums, or one tile for the gradient with respect to its samples."""
-    from jax.experimental import pallas as pl
-
-    if hasattr(refs, "d_x"):
-        _samples_of_a_tile(layout, route, shell, refs, shell.Tile(layout, refs, pl.program_id(0)))
-    else:
-        visit = partial(_sums_of_a_tile, layout, route, loss, shell, refs)
-        shell.sum_over_tiles(layout, refs, ["weights", "bias", "leaves", "loss"], visit)
 
 
 def _sums_of_a_tile(
@@ -256,7 +240,10 @@ def _sums_of_a_tile(
     }
 
 
-def _samples_of_a_tile(layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace, tile: Any) -> None:
+def _samples_of_a_tile(layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace) -> None:
+    from jax.experimental import pallas as pl
+
+    tile = shell.Tile(layout, refs, pl.program_id(0))
     xs, blocks = tile.features(), layout.blocks_of_features
 
     def visit(t: Any, sums: list[jax.Array]) -> list[jax.Array]:

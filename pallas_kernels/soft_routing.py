@@ -12,8 +12,6 @@ from pallas_kernels.operands import check_route, checked, leaf_weights, one_numb
 from pallas_kernels.routes import ROUTES
 from pallas_kernels.routing import Tree, gradient, value
 
-NAME = "soft_routing"
-
 
 def soft_routing(
     x: jax.Array,
@@ -54,7 +52,7 @@ def soft_routing(
     # Triton made illegal memory accesses in smooth steps on an H200, with an earlier body and jax 0.11.2. The cause is
     # unknown.
     not_by = ("triton",) if route == "smooth_step" else ()
-    choice = choose(NAME, implementation, tree.sizes, not_by=not_by)
+    choice = choose("soft_routing", implementation, tree.sizes, not_by=not_by)
     return differentiable(choice, partial(_soft_routing, route), partial(reference, route), *tree)
 
 
@@ -69,14 +67,10 @@ def _soft_routing(route: str, config: Config, *tree: Any) -> jax.Array:
     return value(ROUTES[route], config, Tree(*tree))[0]
 
 
-def _forward(route: str, config: Config, *tree: Any) -> tuple[jax.Array, Any]:
-    return _soft_routing(route, config, *tree), tree
-
-
 def _backward(route: str, config: Config, tree: Any, cotangent: jax.Array) -> tuple[jax.Array, ...]:
     run = partial(gradient, ROUTES[route], config, Tree(*tree), cotangent)
     sums, d_x = run(), run(samples=True)["x"]  # the compiler drops an unused result
     return d_x.astype(tree[0].dtype), sums["weights"], sums["bias"], sums["leaves"]
 
 
-_soft_routing.defvjp(_forward, _backward)
+_soft_routing.defvjp(lambda route, config, *tree: (_soft_routing(route, config, *tree), tree), _backward)

@@ -53,12 +53,11 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
 
 
 def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
-    """Returns compiler parameters."""
     return _triton().CompilerParams(num_warps=config.warps, num_stages=config.stages)
 
 
 class Tile:
-    """A tile of samples. Samples beyond the end are zeros."""
+    """A tile of samples, with the methods of ``mosaic_tpu.Tile``."""
 
     def __init__(self, layout: Layout, refs: SimpleNamespace, index: Any) -> None:
         self._layout, self._refs, self._start = layout, refs, index * layout.tile
@@ -71,7 +70,6 @@ class Tile:
         ]
 
     def column(self, name: str) -> jax.Array:
-        """Returns an operand, ``(rows, tile)``."""
         rows = getattr(self._refs, name).shape[0]
         return _triton().load(self._columns(name, rows), mask=self._inside(rows), other=0.0)
 
@@ -81,7 +79,6 @@ class Tile:
         _triton().store(self._columns(name, rows), value, mask=self._inside(rows) & where)
 
     def write_features(self, name: str, blocks: list[jax.Array]) -> None:
-        """Writes a result ``(tile, features)``, given in blocks."""
         for f, value in zip(self._layout.blocks_of_features, blocks, strict=True):
             _triton().store(getattr(self._refs, name).at[self._features(f)], value, mask=self._mask(f))
 

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from jtrees import splitting
+from jtrees import Classification, Regression, splitting
 from jtrees.training import Batch
 
 
 @partial(jax.jit, static_argnames=("nodes", "classes"))
 def best(x, edges, y, weight, node, nodes, classes=None):
-    if classes is None:
-        statistics, impurity = splitting.target_statistics(y, weight), splitting.squared_deviation
-    else:
-        statistics, impurity = splitting.class_statistics(y, weight, classes), splitting.entropy
+    task = Regression() if classes is None else Classification(classes)
+    statistics, impurity = splitting.statistics_of(task, y, weight)
     return splitting.best_thresholds(x, edges, statistics, node, nodes, impurity)
 
 

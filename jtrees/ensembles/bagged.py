@@ -12,7 +12,7 @@ from jtrees.data import Data, Table
 from jtrees.data.scaling import row_losses
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest, votes
-from jtrees.search import Fitted, LeftOut, OutOfTimeError, Problem, Recipe, Report, gather, option, options
+from jtrees.search import Fitted, LeftOut, OutOfTimeError, Problem, Report, gather, option
 from jtrees.tasks import Classification, Task
 
 # The samples of the trees that are trained at a time take at most about this number of bytes. A sample has its features
@@ -64,7 +64,6 @@ class Bagged(Wrapper):
       (3, (40,))
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
     trees: int = option(30)
     fraction: float = option(1.0, above=0, most=1, traced=False)
     combine: Literal["mean", "vote"] | None = option(None)
@@ -117,7 +116,6 @@ class Bagged(Wrapper):
         return bags
 
     def _forest(self, problem: Problem, trees: tuple[Fitted, ...], bags: tuple[np.ndarray, ...]) -> Fitted:
-        """Returns the forest of trees that were fitted to bags."""
         data: Any = problem.data
         combine: Any = self.combine or ("vote" if isinstance(data.table.task, Classification) else "mean")
         models = [tree.model for tree in trees]
@@ -127,7 +125,8 @@ class Bagged(Wrapper):
         forest = Forest(jax.tree.map(_stacked, *models), combine)
         numbers: Any = problem.rows
         in_bag = np.stack([np.bincount(numbers[rows[rows >= 0]], minlength=len(data.table.x)) for rows in bags])
-        predictions = _predictions(models, combine, data.table)
+        predictions = np.stack([model.predict(data.table.x) for model in models]).astype(np.float64)
+        predictions = votes(predictions) if combine == "vote" else predictions
         out_of_bag = _out_of_bag(predictions, in_bag)
         report = BaggedReport(
             out_of_bag_score=_score(out_of_bag, data.table),
@@ -160,12 +159,6 @@ def _stacked(*arrays: Any) -> Any:
     """Stacks arrays. NumPy arrays, which may be in double precision, remain NumPy arrays."""
     stacked = np.stack(arrays)
     return sharding.from_host(stacked) if isinstance(arrays[0], jax.Array) else stacked
-
-
-def _predictions(models: list[Any], combine: str, table: Table) -> np.ndarray:
-    """Returns the predictions or votes of each tree for each row, ``(trees, n, *k)``."""
-    predictions = np.stack([model.predict(table.x) for model in models]).astype(np.float64)
-    return votes(predictions) if combine == "vote" else predictions
 
 
 def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from jtrees import pytree
 from jtrees.ensembles.bagged import joined
 from jtrees.ensembles.wrapper import Wrapper
-from jtrees.search import Fitted, Problem, Recipe, Report, gather, option, options
+from jtrees.search import Fitted, Problem, Report, gather, option
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -48,7 +48,6 @@ class BestOf(Wrapper):
       (2,)
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
     runs: int = option(4)
 
     async def search(self, problem: Problem) -> Fitted:

@@ -168,8 +168,6 @@ class Boosted(Wrapper):
         count = max(1, round(self.subsample * n))
         return count if limit is None else min(count, limit)
 
-    # --- The procedure ---
-
     async def search(self, problem: Problem) -> Fitted:
         boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
 

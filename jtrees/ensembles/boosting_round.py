@@ -105,9 +105,8 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
         validated = validated + tree.leaves.at(_leaf_of(tree, evaluation.x), evaluation.x)
     before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))
     evaluated = losses.mean_loss(loss.samples(validated if validates else outputs, evaluation.y), evaluation.weight)
-    return state._replace(outputs=outputs, validated=validated), Rounds(
-        tree, features, evaluated, before, after, finite
-    )
+    added = Rounds(tree, features, evaluated, before, after, finite)
+    return state._replace(outputs=outputs, validated=validated), added
 
 
 def _leaf_of(tree: ObliqueTree, x: Array) -> Array:
@@ -174,9 +173,7 @@ def _newton(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array,
     return step, segments.mean_one(weight * curvature.reshape(len(step), -1).mean(1))
 
 
-# --- Many rounds in a program ----------------------------------------------------------------------------------------
-
-# The state of such a program is a pair: the state of boosting, and an array for the rounds of a call.
+# The state of a program of many rounds is a pair: the state of boosting, and an array for the rounds of a call.
 
 
 @compilation.sums_in_order

@@ -58,8 +58,6 @@ def since_lowest(losses: np.ndarray) -> int:
 class GrowingSum:
     """A sum of boosted trees of the same kind, to which rounds are added."""
 
-    # A base with `grow` adds many rounds in a program. The search of any other base finds the splits of one round.
-
     def __init__(self, problem: Problem, state: Any, room: Any = None, grow_arguments: Any = None):
         """``room`` is for the rounds of a program, and ``grow_arguments`` has one kind of trees; both may be None."""
         self._problem, self._state, self._room, self._grow_arguments = problem, state, room, grow_arguments
@@ -79,7 +77,7 @@ class GrowingSum:
         with monitor.progress_of(count, name) as show:
             while has_time and (done := len(self.losses)) < count:
                 stop = min(done + size, count)
-                part = jax.tree.map(lambda a, done=done, stop=stop: _padded(a[done:stop], size), rounds)
+                part = jax.tree.map(lambda a, done=done, stop=stop: padded_rows(a[done:stop], size), rounds)
                 state = self._state, part
                 trained = await problem.train(boosting_round.refitted_rounds, state, stop - done, name=name)
                 self._state, length = trained.state.element(0), len(trained.losses)
@@ -99,7 +97,7 @@ class GrowingSum:
         numbers = range(first, first + count)
         draws = [draws_of_round(problem, number)._replace(tree=tree_draws(number)) for number in numbers]
         # All calls have the length of the longest call, so one program makes them.
-        draws = jax.tree.map(lambda *a: _padded(np.stack(a), problem.recipe.rounds_of_call), *draws)
+        draws = jax.tree.map(lambda *a: padded_rows(np.stack(a), problem.recipe.rounds_of_call), *draws)
         name, state = type(problem.recipe).__name__, (self._state, self._room)
         trained = await problem.train(
             boosting_round.grown_rounds, state, count, draws, shared, rows, name=name, least=int(not first)
@@ -155,7 +153,6 @@ def draws_of_round(problem: Problem, number: int) -> boosting_round.Draws:
 
 async def begin(problem: Problem) -> list[GrowingSum]:
     """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`."""
-    # The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
@@ -187,6 +184,6 @@ async def regrown(problem: Problem, rounds: boosting_round.Rounds, count: int, k
     return growing.sum(count) if has_time else None
 
 
-def _padded(array: np.ndarray, length: int) -> np.ndarray:
+def padded_rows(array: np.ndarray, length: int) -> np.ndarray:
     """Returns an array with zeros after its first axis, up to this length."""
     return np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1))

@@ -18,7 +18,7 @@ from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import StartResult, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
-from jtrees.search import Fitted, Problem, Ranges, Recipe, Report, gather, option, options
+from jtrees.search import Fitted, Problem, Ranges, Report, gather, option, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.recipe import check_keeps_splits
 from jtrees.tasks import Classification, Task
@@ -77,7 +77,6 @@ class Polished(Wrapper):
       [0. 0.] [0]
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
     epochs: int = option(1000)
     alpha_ranges: Ranges = option(((5.0, 25.0), (50.0, 150.0)))
     learning_rate: float = option(0.01, above=0)
@@ -184,11 +183,6 @@ def _subtrees(tree: ObliqueTree, level: int, reached: np.ndarray, data: Data) ->
     return subtrees
 
 
-def subtree_nodes(root: int, depth: int) -> np.ndarray:
-    """Returns the indices in the whole tree of the internal nodes of a subtree of a given depth, breadth first."""
-    return np.concatenate([(root + 1) * 2**i - 1 + np.arange(2**i) for i in range(depth)])
-
-
 class _Subtree(NamedTuple):
     """A subtree to polish: its nodes, its samples and their scaling, and its two starts, CART and the subtree itself.
 
@@ -205,7 +199,8 @@ class _Subtree(NamedTuple):
     @classmethod
     def cut(cls, tree: ObliqueTree, root: int, depth: int, table: Table, table_scaling: Scaling) -> "_Subtree":
         """``table`` has the rows of the subtree, and ``table_scaling`` is the scaling of all rows."""
-        scaling, nodes = Scaling.fit(table, DEVIATIONS), subtree_nodes(root, depth)
+        scaling = Scaling.fit(table, DEVIATIONS)
+        nodes = np.concatenate([(root + 1) * 2**i - 1 + np.arange(2**i) for i in range(depth)])  # breadth first
         if table.task.scaled(table_scaling.y_unit) != table.task:  # the loss has a unit, which all subtrees share
             scaling = scaling.replace(y_low=table_scaling.y_low, y_unit=table_scaling.y_unit)
         batch = without_padding(scaling.batch(table))

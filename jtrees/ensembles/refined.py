@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import io, losses, ops, pytree, routing, topology, training
+from jtrees import io, losses, ops, pytree, routing, segments, topology, training
 from jtrees.data import Data
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
+from jtrees.ensembles.boosting_sums import padded_rows
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
@@ -51,7 +52,6 @@ class SoftTrees:
 
     @property
     def features(self) -> int:
-        """Number of features, p."""
         return self.trees.weights.shape[-1]
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
@@ -160,8 +160,6 @@ class Refined(Wrapper):
     def _schedule(self, n: int) -> Schedule:
         return Schedule.for_rows(n, self.epochs, self.batch_size, passes=_PASSES, fewest=_FEWEST)
 
-    # --- The procedure ---
-
     async def search(self, problem: Problem) -> Fitted:
         """Boosts, then trains all trees jointly. If there is no validation set, a first training holds out rows."""
         base: Any = self.base
@@ -190,7 +188,9 @@ class Refined(Wrapper):
         """Trains the trees of a boosted sum jointly, with ``steps`` updates."""
         base: Any = self.base
         name, monitor = f"{type(self).__name__}, all trees", problem.monitor
-        state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
+        # Trees of zeros pad the trees, so that one program serves all numbers of trees.
+        padded = jax.tree.map(lambda a: padded_rows(a, base.rounds), trees)
+        state = await problem.map(_initial_state, padded, initial, np.int32(len(trees.bias)))
         if problem.evaluates:
             parts = max(1, steps // _PART)
             stops = [-(-steps * part // parts) for part in range(parts + 1)]
@@ -206,8 +206,6 @@ class Refined(Wrapper):
 
 
 class _Together(NamedTuple):
-    """The result of joint training."""
-
     model: SoftTrees  # the SoftTrees of the best evaluation, or of the last update if there was no evaluation
     score: float  # the loss of the model on the rows for evaluation
     step: int  # number of updates before the model
@@ -232,17 +230,10 @@ def _hard(trees: ObliqueTree, initial: np.ndarray) -> SoftTrees:
     return SoftTrees(unit, initial, np.asarray(_HARD_SHARPNESS, initial.dtype), -endless, endless)  # type: ignore[arg-type]
 
 
-def _padded(trees: ObliqueTree, count: int) -> ObliqueTree:
-    """Returns trees, padded with trees of zeros to ``count``, so that one program serves all numbers of trees."""
-    return jax.tree.map(lambda a: np.pad(a, [(0, count - len(a))] + [(0, 0)] * (a.ndim - 1)), trees)
-
-
 # --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
 class _State(NamedTuple):
-    """The state of joint training."""
-
     training: TrainState  # training state of the trees, with splits of unit length and outputs in units of `unit`
     initial: Array  # the initial outputs of the sum, (*k,)
     count: Array  # number of trees. The trees after them are padding and are not trained
@@ -258,7 +249,7 @@ def _initial_state(run: Run, trees: ObliqueTree, initial: Array, count: Array) -
         return outputs + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.batch.x), run.batch.x)
 
     zero = jnp.zeros((len(run.batch.x), *initial.shape), run.batch.x.dtype)
-    unit = _deviation(jax.lax.fori_loop(0, count, add, zero), run.batch.weight)
+    unit = _deviation(jax.lax.fori_loop(0, count, add, zero), run.weight)
     scaled = lambda a: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
     params = _of_unit_length(trees).replace(leaves=jax.tree.map(scaled, trees.leaves.trainable()))
     state = training.loop.init_state(params, run.batch, key=run.key, optimizer=_optimizer(run))
@@ -285,7 +276,6 @@ def _steps(run: Run) -> int:
 
 
 def _sharpness(run: Run, step: Any) -> Array:
-    """Returns the sharpness of an update."""
     first, last = run.recipe.first_sharpness, run.recipe.last_sharpness
     return first * (last / first) ** (jnp.asarray(step, jnp.float32) / _steps(run))
 
@@ -316,9 +306,8 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
         leaves = leaves.replace(lower=-endless, upper=endless)
     bound = jnp.full(state.initial.shape, jnp.inf, state.initial.dtype)
     model = SoftTrees(params.replace(leaves=leaves), state.initial, _sharpness(run, step), -bound, bound)
-    outputs, weight = model.outputs(run.batch.x), run.batch.weight
-    inside = jnp.ones(len(outputs), bool) if weight is None else weight > 0
-    inside = inside.reshape(-1, *[1] * (outputs.ndim - 1))
+    outputs = model.outputs(run.batch.x)
+    inside = segments.wide(run.weight > 0, outputs)
     low, high = jnp.where(inside, outputs, jnp.inf).min(0), jnp.where(inside, outputs, -jnp.inf).max(0)
     margin = _MARGIN * (high - low)
     return model.replace(lower=low - margin, upper=high + margin)
@@ -358,10 +347,9 @@ def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
     return trees.replace(weights=trees.weights / length[..., None], bias=bias)
 
 
-def _deviation(outputs: Array, weight: Array | None) -> Array:
+def _deviation(outputs: Array, weight: Array) -> Array:
     """Returns the standard deviation of outputs over rows (averaged over the outputs, if several), or 1 if it is 0."""
     outputs = outputs.reshape(len(outputs), -1)
-    share = jnp.ones(len(outputs), outputs.dtype) if weight is None else weight
-    mean = jnp.average(outputs, axis=0, weights=share)
-    deviation = jnp.sqrt(jnp.average(jnp.square(outputs - mean), axis=0, weights=share)).mean()
+    mean = jnp.average(outputs, axis=0, weights=weight)
+    deviation = jnp.sqrt(jnp.average(jnp.square(outputs - mean), axis=0, weights=weight)).mean()
     return jnp.where(deviation > 0, deviation, 1)

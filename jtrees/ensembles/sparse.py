@@ -15,7 +15,7 @@ from jtrees.data import Scaling, Table
 from jtrees.data.constraints import checked_groups, column_of_features
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import get
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, option, options
+from jtrees.search import Fitted, Problem, Report, Run, option
 from jtrees.search.minibatch import prediction_loss
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -95,7 +95,6 @@ class Sparse(Wrapper):
       [1]
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
     terms: int = option(5)
     interactions: Any = option(None, check=_checked_interactions)
     epochs: int = option(300)
@@ -136,14 +135,8 @@ class Sparse(Wrapper):
     async def _thinned(
         self, problem: Problem, tree: ObliqueTree, columns: np.ndarray, groups: np.ndarray | None
     ) -> list[ObliqueTree]:
-        """Returns the tree, followed by trees with decreasing numbers of groups and terms.
-
-        Args:
-          problem: the problem.
-          tree: the tree.
-          columns: the column of each feature.
-          groups: the group of each feature, or None.
-        """
+        """Returns the tree, followed by trees with decreasing numbers of groups and terms."""
+        # `columns` and `groups` are the column and the group of each feature.
         data: Any = problem.data
         leaves, monitor = self.base.tree_leaves(data.table.task), problem.monitor
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
@@ -250,7 +243,6 @@ def _score(run: Run) -> Any:
 
 
 def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
-    """Returns the initial state: the hard tree of the splits."""
     hard = with_empty_leaves(splits, _leaves(run), run.task).refit(*run.batch)
     params = hard.replace(leaves=hard.leaves.trainable())
     # The key has no effect: the batch is full, and the loss is not random.

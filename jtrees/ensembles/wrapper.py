@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from jtrees import pytree
 from jtrees.data import Scaling, Table
 from jtrees.search import Recipe, options
 from jtrees.tasks import Task
 
 
+@pytree.dataclass(kw_only=True)
 class Wrapper(Recipe):
     """A recipe around a recipe, ``base``, which has the targets, the scaling and the leaves of its base.
 
@@ -16,7 +18,7 @@ class Wrapper(Recipe):
       keeps_order: whether the model supports monotone features if the model of the base does.
     """
 
-    base: Recipe
+    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
     is_tree = True
     keeps_order = True
 

@@ -88,7 +88,6 @@ class Linear:
         return out
 
     def _clipped(self, out: Any, leaf: Any, xp: Any = jnp) -> Any:
-        """Returns outputs clipped to the bounds of their leaves, if there are bounds."""
         if self.lower is None or self.upper is None:
             return out
         return xp.clip(out, xp.asarray(self.lower)[leaf], xp.asarray(self.upper)[leaf])

@@ -143,9 +143,8 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
         per_sample = leaves.count / jnp.where(models.count > 0, models.count, 1)
         return models._replace(error=per_sample * models.error)
 
-    return jax.vmap(models_of_output, in_axes=(_Node(*_OUTPUT_AXES), None if root is None else _ROOT_AXES))(
-        all_outputs, root
-    )
+    axes = _Node(*_OUTPUT_AXES), None if root is None else _ROOT_AXES
+    return jax.vmap(models_of_output, in_axes=axes)(all_outputs, root)
 
 
 def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any, cost: Any) -> _Models:
@@ -262,15 +261,11 @@ def fit_shrunk(
         x = jnp.matmul(x, narrowing.matrix, precision="highest")
     p = x.shape[1]
     rows, weight, mean, scale = _standardised(x, y, sample_weight)
-    # A direction without variance has no slope, although its scale is infinite.
     root = None
     if narrowing is not None:
-        root = _Root(
-            narrowing.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None],
-            narrowing.df,
-            len(narrowing.matrix),
-            narrowing.cost,
-        )
+        # A direction without variance has no slope, although its scale is infinite.
+        slopes = narrowing.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None]
+        root = _Root(slopes, narrowing.df, len(narrowing.matrix), narrowing.cost)
     models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves, root)
     coefficients = models.slopes / scale[:p]
     intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)

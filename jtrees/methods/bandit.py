@@ -104,7 +104,8 @@ def bandit_classifier(
 
     def update(state: BanditState, x: Any, action: Any, propensity: Any, loss: Any) -> BanditState:
         x = learner.context(state, x)
-        _check_action(action, actions)
+        if not checks.is_traced(action) and (np.ndim(action) or _kind(action) not in "iu" or not 0 <= action < actions):
+            raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {checks.quoted(action)}")
         _check_probability("propensity", propensity)
         action, loss = jnp.asarray(action), point_losses(loss, (), x.dtype)
 
@@ -270,11 +271,6 @@ def check_state(state: Any, init: Callable[..., BanditState]) -> None:
 def _check_probability(name: str, value: Any) -> None:
     if not checks.is_traced(value) and (np.ndim(value) or _kind(value) not in "biuf" or not 0 < value <= 1):
         raise ValueError(f"{name} must be above 0 and at most 1, got {checks.quoted(value)}")
-
-
-def _check_action(action: Any, actions: int) -> None:
-    if not checks.is_traced(action) and (np.ndim(action) or _kind(action) not in "iu" or not 0 <= action < actions):
-        raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {checks.quoted(action)}")
 
 
 def _check_played(action: Array, prediction: Array, width: Array) -> None:

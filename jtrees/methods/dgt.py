@@ -120,10 +120,8 @@ def signed_tree(params: ChainedTree, monotone: Array | None) -> ObliqueTree:
     tree = params.tree()
     if monotone is None:
         return tree
-    weights, pass_gradient = (
-        without_negative(tree.weights, monotone),
-        tree.weights - jax.lax.stop_gradient(tree.weights),
-    )
+    weights = without_negative(tree.weights, monotone)
+    pass_gradient = tree.weights - jax.lax.stop_gradient(tree.weights)
     return tree.replace(weights=jax.lax.stop_gradient(weights) + pass_gradient)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.forest import Forest
@@ -71,7 +70,6 @@ class WeightedTrees:
 
     @property
     def features(self) -> int:
-        """Number of features, p."""
         return self.logits.shape[-1]
 
     def __str__(self) -> str:
@@ -168,9 +166,6 @@ class GRANDE(NetworkRecipe):
 
     def method(self, run: Run) -> training.Method:
         return grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout)
-
-    def optimizer(self, run: Run) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
 
     def model(self, run: Run, params: Any) -> Any:
         return additive(params, run.batch, run.task) if self.hard else params

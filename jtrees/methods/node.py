@@ -9,7 +9,6 @@ import math
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.search import NetworkRecipe, Run, checked_values, option
@@ -72,7 +71,6 @@ class ObliviousLayers:
 
     @property
     def features(self) -> int:
-        """Number of features, p."""
         return self.params[0].logits.shape[-1]
 
     def __str__(self) -> str:
@@ -168,6 +166,3 @@ class NODE(NetworkRecipe):
 
     def method(self, run: Run) -> training.Method:
         return node(self.depth, self.trees, self.layers, task=run.task)
-
-    def optimizer(self, run: Run) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import blocking, topology
+from pallas_kernels.layout import reversed_bits
 from pallas_kernels.routes import cubic
 
 # Number of levels from the root that share one product with the samples, because each small product has a start-up
@@ -77,10 +78,7 @@ class _Grouped(NamedTuple):
 
 def _orders(depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the order of the nodes, level by level and by reversed bits, and the order of the leaves."""
-    levels = [np.zeros(1, int)]
-    for _ in range(depth):
-        levels.append(np.concatenate([2 * levels[-1], 2 * levels[-1] + 1]))
-    return np.concatenate([2**d - 1 + level for d, level in enumerate(levels[:-1])]), levels[-1]
+    return np.concatenate([2**d - 1 + reversed_bits(d) for d in range(depth)]), reversed_bits(depth)
 
 
 def _grouped(per_tree: Array, group: int) -> Array:
@@ -201,17 +199,12 @@ def reachable(operands: Operands) -> Int[Array, "trees n"]:
     def of_block(x: Array) -> Array:
         def of_tree(tree: tuple[Array, Array]) -> Array:
             weights, bias = tree
-            return reachable_by(position(_product(weights, x.T) + bias[:, None], gamma)[None])[0]
+            count = jnp.ones((len(bias) + 1, len(x)), jnp.int32)
+            for a in reversed(topology.levels(position(_product(weights, x.T) + bias[:, None], gamma))):
+                below = topology.pairs(count)
+                count = jnp.where(a < 1, below[:, 0], 0) + jnp.where(a > 0, below[:, 1], 0)
+            return count[0]
 
         return jax.lax.map(of_tree, (weights, bias)).T
 
     return blocking.map_over_blocks(of_block, x, blocking.block_size(bias.shape[1], len(x))).T
-
-
-def reachable_by(positions: Float[Array, "trees nodes n"]) -> Int[Array, "trees n"]:
-    """Returns the number of leaves that each sample reaches, given the positions of all scores."""
-    count = jnp.ones((len(positions), positions.shape[1] + 1, positions.shape[2]), jnp.int32)
-    for level in topology.levels(jnp.moveaxis(positions, 1, 0))[::-1]:
-        a, (left, right) = jnp.moveaxis(level, 0, 1), (count[:, 0::2], count[:, 1::2])
-        count = jnp.where(a < 1, left, 0) + jnp.where(a > 0, right, 0)
-    return count[:, 0]

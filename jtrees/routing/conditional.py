@@ -89,7 +89,7 @@ def reachable_leaves(
 # jit compiles repeated calls outside of a program only once.
 @partial(jax.jit, static_argnums=0)
 def _outputs(width: int | None, operands: Operands) -> Array:
-    return _by_level(operands) if width is None else _in_blocks(partial(_conditional, width), operands)
+    return _conditional(None, operands) if width is None else _in_blocks(partial(_conditional, width), operands)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -149,30 +149,23 @@ def checked_width(width: Any, depth: int) -> int | None:
     return _WIDTHS.get(min(depth, max(_WIDTHS))) if width is None else validation.check_count("width", width)
 
 
-@jax.custom_vjp
-def _by_level(operands: Operands) -> Array:
-    return by_level.outputs(operands)
-
-
-_by_level.defvjp(
-    lambda operands: (by_level.outputs(operands), operands),
-    lambda operands, cotangent: (by_level.gradient(operands, cotangent),),
-)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conditional(width: int, operands: Operands) -> Array:
+def _conditional(width: int | None, operands: Operands) -> Array:
     return _conditional_fwd(width, operands)[0]
 
 
-def _conditional_fwd(width: int, operands: Operands) -> tuple[Array, Any]:
+def _conditional_fwd(width: int | None, operands: Operands) -> tuple[Array, Any]:
+    if width is None:
+        return by_level.outputs(operands), (operands, None, None)
     frontier, fits = paths.explore(operands, width, paths.smooth_step(operands.gamma))
     out = jax.lax.cond(fits, lambda: paths.outputs(frontier, operands), lambda: by_level.outputs(operands))
     return out, (operands, frontier, fits)
 
 
-def _conditional_bwd(width: int, saved: Any, cotangent: Array) -> tuple[Operands]:
+def _conditional_bwd(width: int | None, saved: Any, cotangent: Array) -> tuple[Operands]:
     operands, frontier, fits = saved
+    if width is None:
+        return (by_level.gradient(operands, cotangent),)
     path_gradient = lambda: paths.add_gradient(frontier, operands, cotangent, jax.tree.map(jnp.zeros_like, operands))
     return (jax.lax.cond(fits, path_gradient, lambda: by_level.gradient(operands, cotangent)),)
 

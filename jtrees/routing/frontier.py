@@ -165,7 +165,9 @@ def _move(
             counts=frontier.counts,
         )
         # Paths beyond the capacity are overwritten, because the batch does not fit.
-        return _paste(frontier, branches, jnp.minimum(count + j * append_size, capacity))
+        start = jnp.minimum(count + j * append_size, capacity)
+        paste = lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0)
+        return Frontier._make([*map(paste, frontier[:-1], branches[:-1]), frontier.counts])
 
     frontier = jax.lax.fori_loop(0, -(-rank[-1] // append_size), append, frontier)
     # The chunk is read again, because the compiler would copy the old arrays if they were used.
@@ -180,14 +182,13 @@ def _move(
 def outputs(frontier: Frontier, operands: Operands) -> Float[Array, "n k"]:
     """Returns the outputs: the sum of leaf values over each sample's paths, weighted by reach."""
     n, (trees, leaves, k) = len(operands.x), operands.leaf_values.shape
-    leaf_values, (size, _) = operands.leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
+    leaf_values = operands.leaf_values.reshape(-1, k)
 
-    def add(i: Array, total: Array) -> Array:
-        valid, paths = _chunk(frontier, i, size)
+    def add(_: Array, valid: Array, paths: Frontier, total: Array) -> Array:
         contributions = paths.reach[:, None] * _rows(leaf_values, _leaf_rows(paths, leaves))
         return total.at[jnp.where(valid, paths.sample, n)].add(contributions, mode="drop")
 
-    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // size), add, jnp.zeros((n, k), leaf_values.dtype))
+    return _over_chunks(frontier, trees * n, add, jnp.zeros((n, k), leaf_values.dtype))
 
 
 def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
@@ -244,20 +245,17 @@ def _visit_leaves(
     """Returns the values of the paths at their leaves, and adds the gradients of the leaves to ``d_leaves``."""
     # `evaluate` maps a chunk of paths and the leaves that they reach to values and gradients.
     trees, nodes = operands.bias.shape
-    size, _ = blocking.paths_at_once(trees * len(operands.x))
 
-    def visit(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+    def visit(first: Array, valid: Array, paths: Frontier, state: tuple[Array, Any]) -> tuple[Array, Any]:
         value, d_leaves = state
-        valid, paths = _chunk(frontier, i, size)
         leaf = _leaf_rows(paths, nodes + 1)
         reached = jnp.where(valid, leaf, 0)
         chunk_values, slopes = evaluate(paths, jax.tree.map(lambda a: _rows(a, reached), leaves))
-        value = jax.lax.dynamic_update_slice_in_dim(value, chunk_values, i * size, 0)
+        value = jax.lax.dynamic_update_slice_in_dim(value, chunk_values, first, 0)
         row = jnp.where(valid, leaf, trees * (nodes + 1))
         return value, jax.tree.map(lambda total, d: total.at[row].add(d, mode="drop"), d_leaves, slopes)
 
-    initial = jnp.zeros_like(frontier.reach), d_leaves
-    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // size), visit, initial)
+    return _over_chunks(frontier, trees * len(operands.x), visit, (jnp.zeros_like(frontier.reach), d_leaves))
 
 
 def _climb(
@@ -315,18 +313,19 @@ def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
 
 def over_leaves(frontier: Frontier, roots: int, leaves: int, body: Any, carry: Any) -> Any:
     """Loops ``body(rows, carry)`` over chunks of reachable leaves, for trees with ``leaves`` leaves."""
+    visit = lambda _, valid, paths, carry: body(jnp.where(valid, _leaf_rows(paths, leaves), _BEYOND), carry)
+    return _over_chunks(frontier, roots, visit, carry)
+
+
+def _over_chunks(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
+    """Loops ``body(index of the first path, mask of valid paths, paths, carry)`` over chunks of the paths at leaves."""
     size, _ = blocking.paths_at_once(roots)
 
     def visit(i: Array, carry: Any) -> Any:
-        valid, paths = _chunk(frontier, i, size)
-        return body(jnp.where(valid, _leaf_rows(paths, leaves), _BEYOND), carry)
+        valid = i * size + jnp.arange(size, dtype=jnp.int32) < frontier.counts[-1]
+        return body(i * size, valid, _cut(frontier, i * size, size), carry)
 
     return jax.lax.fori_loop(0, -(-frontier.counts[-1] // size), visit, carry)
-
-
-def _chunk(frontier: Frontier, i: Array, size: int) -> tuple[Array, Frontier]:
-    """Returns the mask of valid paths of chunk i, and the chunk."""
-    return i * size + jnp.arange(size, dtype=jnp.int32) < frontier.counts[-1], _cut(frontier, i * size, size)
 
 
 def _leaf_rows(paths: Frontier, leaves: int) -> Array:
@@ -337,11 +336,6 @@ def _leaf_rows(paths: Frontier, leaves: int) -> Array:
 def _cut(frontier: Frontier, start: Array, size: int) -> Frontier:
     cut = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size)
     return Frontier._make([*map(cut, frontier[:-1]), frontier.counts])
-
-
-def _paste(frontier: Frontier, new: Frontier, start: Array) -> Frontier:
-    paste = lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0)
-    return Frontier._make([*map(paste, frontier[:-1], new[:-1]), frontier.counts])
 
 
 def _rows(a: Array, rows: Array) -> Array:

@@ -62,7 +62,6 @@ def visit(
         leaves = jax.tree.map(lambda a: a[None], leaf)
         return leaves.losses(x[None], y[None])[0, 0]
 
-    def on_paths() -> Any:
-        return paths.expected(frontier, operands, step, jax.vmap(jax.value_and_grad(leaf_loss)), leaves, y, share)
-
+    losses_of = jax.vmap(jax.value_and_grad(leaf_loss))
+    on_paths = lambda: paths.expected(frontier, operands, step, losses_of, leaves, y, share)
     return jax.lax.cond(fits, on_paths, lambda: otherwise(weights, bias, leaves, x, y, share))

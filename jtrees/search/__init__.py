@@ -2,9 +2,10 @@
 
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.search.engine import MOST as MOST, Engine as Engine
-from jtrees.search.fitted import Fitted as Fitted, LeftOut as LeftOut
 from jtrees.search.problem import (
     DeviceValue as DeviceValue,
+    Fitted as Fitted,
+    LeftOut as LeftOut,
     OutOfTimeError as OutOfTimeError,
     Problem as Problem,
     Trained as Trained,

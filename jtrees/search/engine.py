@@ -70,7 +70,7 @@ class Engine:
             arrays = [leaf for leaf in jax.tree.leaves(args) if has_identity(leaf)]
             # The key has the identities of the arrays, so the value is dropped with the first of them.
             drop = [weakref.ref(array, lambda _: self._computed.pop(key, None)) for array in arrays]
-            values = jax.tree.map(lambda leaf: leaf.host if _is_value(leaf) else leaf, args)
+            values = jax.tree.map(lambda leaf: leaf.host if isinstance(leaf, DeviceValue) else leaf, args)
             self._computed[key] = fn(*values, **options), drop
         return self._computed[key][0]
 
@@ -83,7 +83,8 @@ class Engine:
                 while ready or waiting:
                     while ready:
                         self._advance(ready.popleft(), ready, waiting)
-                    waiting = self._answer(waiting, ready)
+                    if waiting:
+                        waiting = self._answer(waiting, ready)
         finally:
             self._computed.clear()
             self._placed.clear()
@@ -92,8 +93,6 @@ class Engine:
 
     def _answer(self, waiting: list, ready: deque) -> list:
         """Makes the waiting calls of the first program together, and returns the other calls."""
-        if not waiting:
-            return waiting
         program: Any = waiting[0][2]
         group = [entry for entry in waiting if entry[2] == program]
         answers = self._make([call for _, call, _ in group], program[0])
@@ -124,8 +123,6 @@ class Engine:
         if not parent.missing and parent.procedure is not None:
             parent.answer, parent.results, parent.children = parent.results, [], []
             ready.append(parent)
-
-    # --- Calls ---
 
     def _program_of(self, call: Call) -> Hashable:
         """Returns the program of a call, and a label; calls for which both are equal can be stacked."""
@@ -163,7 +160,6 @@ class Engine:
         return True
 
     def _compiled(self, stacks: list[Stack], counts: tuple, often: bool, program: Hashable) -> list[Any]:
-        """Returns the results of stacks of one program."""
         call, form = often_compiled if often else rarely_compiled, stacks[0].form
         if stacks[0].axes is not None:
             form = form._replace(axes=stacks[0].axes, shares=self._shares, devices=self._devices)
@@ -200,7 +196,7 @@ class Engine:
                 counts, outputs = (np.int32(first.begins + done), np.int32(count)), []
                 results = self._compiled(active, counts, True, program)
                 for stack, (state, *rest) in zip(active, results, strict=True):
-                    stack.advance(state)
+                    stack.state, stack.values = state, ((state,), *stack.values[1:])
                     outputs.append(rest)
                 outputs = distributed.to_host(outputs)
                 pace.took(count, time.monotonic() - began, self._has_compiled or often_compiled.programs() > programs)
@@ -213,14 +209,13 @@ class Engine:
         states = itertools.chain(*(stack.results() for stack in stacks))
         return [Trained(state, _history(run_losses)) for state, run_losses in zip(states, losses, strict=True)]
 
-    # --- Stacks ---
-
     def _stacked(self, calls: list[Call], program: Hashable) -> list[Stack]:
         """Returns the calls in stacks of equal size; the last stack is padded with repeats."""
         form, trains = Form(calls[0].fn, self.impl), calls[0].steps is not None
         size, axes = self._stacks.get(program, (1, ()))
         if self._most == 1 or (len(calls) == 1 and size == 1):
-            return [Stack(form, self._single(call), None, [i], trains) for i, call in enumerate(calls)]
+            single = lambda call: jax.tree.map(self._alone, _values_of(call))
+            return [Stack(form, single(call), None, [i], trains) for i, call in enumerate(calls)]
         size = max(size, -(-len(calls) // -(-len(calls) // self._most)))  # stacks of about equal size
         size += -size % self._shares
         largest, size = size, size_of_survivors(calls, size, self._shares)
@@ -257,10 +252,6 @@ class Engine:
                     return tree
             return jax.tree.map(stacked, *(value.host for value in column))
         return stacked(*column)
-
-    def _single(self, call: Call) -> Any:
-        """Returns the values of a call on its own."""
-        return jax.tree.map(self._alone, _values_of(call))
 
     def _alone(self, leaf: Any) -> Any:
         if not isinstance(leaf, DeviceValue):
@@ -316,10 +307,6 @@ def _values_of(call: Call) -> tuple:
     """Returns the arguments of a program: the state of a training, the run, and further arguments."""
     trains = call.steps is not None
     return call.args[:trains], argument_of_program(call.problem), call.args[trains:]
-
-
-def _is_value(value: Any) -> bool:
-    return isinstance(value, DeviceValue)
 
 
 def _unwrapped(value: Any) -> Any:

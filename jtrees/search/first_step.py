@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jtrees import ops
-from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import Result, prediction_loss
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, Problem
 from jtrees.search.run import Run
 from jtrees.segments import mean_one, ones_or, wide
 from jtrees.tasks import Classification, Regression, Task

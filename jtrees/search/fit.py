@@ -17,9 +17,8 @@ from jtrees.data.table import bucket
 from jtrees.report.comparison import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.search import options
 from jtrees.search.engine import Engine
-from jtrees.search.fitted import Fitted, LeftOut
 from jtrees.search.monitor import Monitor
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, LeftOut, Problem
 from jtrees.search.recipe import Recipe
 from jtrees.search.report import FitReport
 from jtrees.search.result import FitResult, described
@@ -128,19 +127,16 @@ def fit(
         [fitted] = fits_of([recipe], [key], [Fold(table, chosen_by)], monitor)
     if isinstance(fitted.result, FloatingPointError):
         raise fitted.result
-    result = fitted.result
+    result, report = fitted.result, fitted.result.report
     if dataset.schema is not None:
         dataset.schema.warn()
     if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
         comparison = comparison_of(fitted, evaluated, monitor)
-        cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(result.report.ended)
+        cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(report.ended)
         advice = _advice(result.tree, fitted.task) if cause is None else f"{cause} ended the training early"
         comparison.warn_if_behind(name := type(recipe).__name__, advice)
-        result = result.replace(
-            report=result.report.replace(baselines=comparison.losses, verdict=comparison.verdict(name))
-        )
-    result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))
-    return of_raw_table(result, table)
+        report = report.replace(baselines=comparison.losses, verdict=comparison.verdict(name))
+    return of_raw_table(result.replace(report=report.replace(seconds=time.monotonic() - started)), table)
 
 
 def _advice(tree: Any, task: Task) -> str:
@@ -153,8 +149,7 @@ def _advice(tree: Any, task: Task) -> str:
 
 def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant."""
-    # The comparison uses the rows `evaluated`, else the validation set, else the rows that the search left out. If
-    # there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
+    # `evaluated` are rows that `held_out` sets aside. The linear model is fitted in the time that the end of a fit has.
     model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
     where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated
@@ -290,7 +285,6 @@ def _problem(recipe: Recipe, split: Fold, rows: int, engine: Engine) -> Problem:
 
 
 def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, seconds: float) -> FitResult:
-    """Returns the fit of a finished search."""
     history, left_out = np.asarray(fitted.history), fitted.left_out
     is_update = np.isfinite(history)
     history = history[..., : 1 + np.flatnonzero(is_update.any(tuple(range(history.ndim - 1)))).max(initial=-1)]

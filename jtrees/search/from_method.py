@@ -83,7 +83,8 @@ class FromMethod(MiniBatchRecipe):
         if not isinstance(tree, ObliqueTree):
             raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
         kind = kind_of("constant" if tree.leaves.is_constant else "linear", task)
-        expected, got = (_shape(leaves) for leaves in (kind.empty(len(tree.bias) + 1, p, task.shape), tree.leaves))
+        shape_of = lambda leaves: (leaves.values if leaves.is_constant else leaves.intercept).shape
+        expected, got = map(shape_of, (kind.empty(len(tree.bias) + 1, p, task.shape), tree.leaves))
         if got != expected:
             raise ValueError(f"make must give leaves of shape {expected} for {task}, got {got}: does it use task?")
 
@@ -107,8 +108,3 @@ class FromMethod(MiniBatchRecipe):
         step = jnp.asarray(self.schedule(len(run.batch.x)).steps, jnp.int32)
         rows = training.state.normalised(run.evaluation)
         return self._method(run.task).loss(params, rows, key=jax.random.key(0), step=step)[1]
-
-
-def _shape(leaves: Any) -> tuple[int, ...]:
-    """Returns the shape of the predictions of leaves, ``(leaves, *k)``."""
-    return (leaves.values if leaves.is_constant else leaves.intercept).shape

@@ -12,10 +12,9 @@ import numpy as np
 import optax
 
 from jtrees import blocking, distributed, losses, pytree, training, validation as checks
-from jtrees.search.fitted import Fitted
 from jtrees.search.options import option
 from jtrees.search.precondition import preconditioned
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, Problem
 from jtrees.search.recipe import Recipe, fitted_network, fitted_tree
 from jtrees.search.report import Preconditioning, TrainingReport
 from jtrees.search.run import Run
@@ -188,6 +187,9 @@ class NetworkRecipe(MiniBatchRecipe):
         """Returns whether predictions are clipped to values near the training targets."""
         return False
 
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
     def model(self, run: Run, params: Any) -> Any:
         return params
 
@@ -243,7 +245,6 @@ def has_ended(run: Run, state: TrainState) -> Array:
 
 def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended."""
-    # A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
     # The initial parameters are not evaluated, because they are random.
     recipe, schedule = run.recipe, run.recipe.schedule(len(run.batch.x))
     method, optimizer = recipe.method(run), recipe.optimizer(run)
@@ -278,8 +279,7 @@ class Result(NamedTuple):
 
 def result_of(run: Run, state: TrainState) -> Result:
     """Returns the result of a run."""
-    # The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
-    # evaluation. The last parameters are evaluated here if they were not before, unless early stopping ended the run.
+    # The last parameters are evaluated here if they were not before, unless early stopping ended the run.
     recipe, dtype = run.recipe, state.best.score.dtype
     last_loss = lambda params: recipe.evaluate(run, params).astype(dtype)
     evaluates = run.evaluates
@@ -298,9 +298,6 @@ def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begi
         return advance(run, state, begins + before, jnp.minimum(training.loop.MOST, steps - before))[0]
 
     return jax.lax.fori_loop(0, -(-steps // training.loop.MOST), advance_part, state)
-
-
-# --- The procedure ---------------------------------------------------------------------------------------------------
 
 
 async def trained(problem: Problem, part: float = 1.0, steps: int | None = None) -> Fitted:

@@ -141,9 +141,6 @@ class Monitor:
 class Pace:
     """Divides the steps of a search into compiled calls of about half a second, from the times of earlier calls."""
 
-    # The first call has one step. The number of steps grows at most by a factor of eight from call to call. In a
-    # rehearsal each call has one step.
-
     def __init__(self, monitor: Monitor):
         self._monitor, self._most = monitor, 1
         self.step_seconds = 0.0  # seconds per step

@@ -27,6 +27,7 @@ from pallas_kernels import Implementation
 __all__ = ["Ranges", "checked", "checked_values", "option"]
 
 Ranges = tuple[tuple[float, float], ...]  # pairs (low, high) of positive numbers
+_KINDS = bool, int, float, Callable, tuple[int, ...], Ranges  # the kinds of values that an option can check
 _BOUNDS = "least", "above", "below", "most"
 _LARGEST = checks.MAX_NUMBERS - 1  # an integer is below the largest value of a 32-bit counter
 
@@ -43,7 +44,8 @@ class Option(NamedTuple):
         if self.check is not None:
             return bool(self.traced)
         kinds, words = _alternatives(annotation)
-        is_known = annotation == Implementation or (not kinds and words) or (len(kinds) == 1 and _is_known(kinds[0]))
+        is_known = annotation == Implementation or (not kinds and words)
+        is_known = is_known or (len(kinds) == 1 and (kinds[0] in _KINDS or get_origin(kinds[0]) is Callable))
         if not is_known or not all(word is None or isinstance(word, str) for word in words):
             raise TypeError(f"an option must be annotated by values that it can check, got {annotation}: give check=")
         possible = {float: _BOUNDS, int: ("least", "most")}.get(kinds[0] if kinds else None, ())
@@ -194,11 +196,6 @@ def _checked_ranges(name: str, value: Any) -> Any:
     if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
         raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
     return pairs
-
-
-def _is_known(kind: Any) -> bool:
-    """Returns whether an option can check a kind of values."""
-    return kind in (bool, int, float, Callable, tuple[int, ...], Ranges) or get_origin(kind) is Callable
 
 
 def _alternatives(annotation: Any) -> tuple[list[Any], list[Any]]:

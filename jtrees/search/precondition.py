@@ -22,9 +22,8 @@ import numpy as np
 from jtrees import blocking, distributed
 from jtrees.data.scaling import with_map
 from jtrees.data.table import without_padding
-from jtrees.search.fitted import Fitted
 from jtrees.search.monitor import Monitor
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, Problem
 from jtrees.search.report import Preconditioning
 from jtrees.search.run import Evaluation
 from jtrees.search.sample import fold_rows
@@ -68,7 +67,6 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor 
 
 
 def _correlations(rows: Batch) -> np.ndarray:
-    """Returns the correlations of the features, ``(p, p)``."""
     x, _, weight = rows
     share = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
     blocks = list(blocking.on_host(*x.shape))
@@ -163,9 +161,8 @@ async def preconditioned(
     """
     n, p = problem.count, problem.shape[1]
     compares = strength == "auto" and p <= WIDEST
-    needs_trial = n >= _FEWEST_FOR_TRIAL and (always_tries or (tries_few_rows and compares and n <= _FEW))
-    validates = problem.has_validation_set
-    needs_trial = needs_trial and not validates
+    tries, validates = always_tries or (tries_few_rows and compares and n <= _FEW), problem.has_validation_set
+    needs_trial = tries and n >= _FEWEST_FOR_TRIAL and not validates
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))

@@ -1,4 +1,4 @@
-"""A problem: one run of a recipe. A procedure is an ``async`` function of a problem, which an engine runs.
+"""A problem, which is one run of a recipe, and its result. An engine runs procedures, ``async`` functions of a problem.
 
 A procedure waits for three things: ``problem.map(fn, ...)``, ``problem.train(fn, ...)`` and ``gather(...)``. ``fn`` is
 a module-level pure function of a :class:`Run`, which is the part of the problem that a compiled function sees.
@@ -8,6 +8,7 @@ Everything else is plain Python on numbers of the host.
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 import contextlib
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +18,10 @@ import numpy as np
 from jtrees import distributed, segments
 from jtrees.data import Data
 from jtrees.data.scaling import losses_of
-from jtrees.search.fitted import Fitted, LeftOut
+from jtrees.search.report import Report
 from jtrees.search.run import FOLDS, Evaluation, Run
 from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
 
 if TYPE_CHECKING:
     from jtrees.search.engine import Engine
@@ -37,6 +39,56 @@ _PURPOSES = {
     "rounds": 1000,
     "subtrees": 0,
 }
+
+
+class LeftOut(NamedTuple):
+    """Losses of rows by models that were not trained on them.
+
+    Attributes:
+      losses: the loss of each row of the table in the user's units, as in :class:`jtrees.FitResult`; for votes, 1 for a
+        wrong class. NaN for a row that all models were trained on, ``(n,)``.
+      chose: whether the rows also chose a part of the model, such as its number of rounds.
+      several: whether several models left out different rows.
+    """
+
+    losses: np.ndarray
+    chose: bool
+    several: bool
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Numbers of the rows with a loss."""
+        return np.flatnonzero(~np.isnan(self.losses))
+
+
+class Fitted(NamedTuple):
+    """The result of a search, on the host.
+
+    A part of a larger model, such as a tree of a boosted sum, has no result in the user's units: ``model`` is None.
+
+    Attributes:
+      scaled: the model of scaled data, or its splits.
+      score: the score by which the model was chosen, on scaled data; lower is better.
+      step: number of updates before the model was evaluated.
+      history: loss before each update on scaled data, ``(..., updates)``; NaN for updates that were not made.
+      model: the model in the user's units, with ``predict(x)``.
+      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
+      loss: the loss by which the model was chosen, in the user's units.
+      report: the recipe's report.
+      left_out: losses of rows by parts of the search that were not trained on them, or None.
+      expected_loss: the loss that the search expects on new rows, in the user's units, or None.
+    """
+
+    scaled: Any
+    score: float
+    step: int
+    history: Any
+    model: Any = None
+    tree: ObliqueTree | None = None
+    loss: float = np.nan
+    report: Any = Report()
+    left_out: LeftOut | None = None
+    expected_loss: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,8 +112,6 @@ class Problem(Run):
     is_member: bool = False
     is_optional: bool = False
     source: Batch | None = dataclasses.field(default=None, repr=False)
-
-    # --- Other problems ---
 
     def replace(self, **changes: Any) -> "Problem":
         """Returns the problem with changed attributes."""
@@ -147,8 +197,6 @@ class Problem(Run):
         evaluation = None if self.evaluation is None else product(self.evaluation)
         return self.replace(batch=product(self.batch), evaluation=evaluation, source=None)
 
-    # --- Numbers on the host ---
-
     @property
     def monitor(self) -> Any:
         """The monitor, which shows progress and enforces the deadline."""
@@ -222,8 +270,6 @@ class Problem(Run):
         with distributed.apart():
             yield
         engine.seconds_of_results += time.monotonic() - began
-
-    # --- Calls ---
 
     async def map(self, fn: Callable[..., Any], *args: Any, often: bool = False) -> "DeviceValue":
         """Returns ``fn(run, *args)``, on the device.
@@ -337,12 +383,10 @@ class DeviceValue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
         return np.shape(self.arrays.tree)[self.index is not None :]
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions of the array."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -355,20 +399,18 @@ class DeviceValue:
 class Arrays:
     """A pytree on the device, and its copy on the host."""
 
-    def __init__(self, tree: Any, fetch: Callable[[Any], Any]):
-        self.tree, self._fetch, self._host = tree, fetch, None
+    def __init__(self, tree: Any):
+        self.tree = tree
         self._elements: dict[int, Arrays] = {}
 
     def element(self, number: int) -> "Arrays":
         """Returns an element of a tuple; always the same object."""
-        return self._elements.setdefault(number, Arrays(self.tree[number], self._fetch))
+        return self._elements.setdefault(number, Arrays(self.tree[number]))
 
-    @property
+    @functools.cached_property
     def host(self) -> Any:
         """The copy in NumPy, which is made once."""
-        if self._host is None:
-            self._host = (self._fetch(self.tree),)
-        return self._host[0]
+        return distributed.to_host(self.tree)
 
 
 class Trained(NamedTuple):

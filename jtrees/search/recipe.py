@@ -11,8 +11,7 @@ from jtrees import io, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
 from jtrees.forest import Forest
-from jtrees.search.fitted import Fitted
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Fitted, Problem
 from jtrees.search.report import Preconditioning, Report, TreeReport
 from jtrees.tasks import Task
 

@@ -63,7 +63,6 @@ class Report:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as short text."""
     if isinstance(value, Report):
         return f"{type(value).__name__}(...)"
     if isinstance(value, np.ndarray) and (value.ndim != 1 or value.size > _MOST_NUMBERS):

@@ -94,9 +94,6 @@ class Run:
         return ordered_leaves(tree, self.monotone, weight, self.task)
 
 
-# --- Programs --------------------------------------------------------------------------------------------------------
-
-
 def argument_of_program(problem: Run) -> Run:
     """Returns the run of a problem as the argument of a program, whose kind is traced where programs are shared."""
     kind, is_shared = problem.kind, problem.evaluation is not None and not problem.has_validation_set
@@ -139,7 +136,9 @@ def results_of(form: Form, values: Any, counts: tuple) -> Any:
     if form.shares == 1:
         return share(*leaves)
     over = PartitionSpec(sharding.STARTS)
-    placement: Any = {"axis_names": sharding.axes_of_starts()}
+    # Runs are sharded over the axis of starts, and also over the axis of data if no rows are.
+    axis_names = set(jax.sharding.get_abstract_mesh().axis_names) if sharding.parts() == 1 else {sharding.STARTS}
+    placement: Any = {"axis_names": axis_names}
     if form.devices is not None:
         placement = {"mesh": Mesh(np.array(form.devices), (sharding.STARTS,))}
     specs = tuple(PartitionSpec() if axis is None else over for axis in axes)

@@ -46,11 +46,6 @@ class Stack:
         self.state = values[0][0] if trains else None
         self.is_active, self._finished = True, {}
 
-    def advance(self, state: Any) -> None:
-        """Stores the state after a call of a training."""
-        self.state = state
-        self.values = ((state,), *self.values[1:])
-
     def take(self, losses: Any, has_ended: Any, all_losses: list, steps: np.ndarray, done: int, count: int) -> None:
         """Stores the losses of ``count`` updates, and the states of calls that have all of their updates."""
         over = np.atleast_1d(has_ended)[: len(self.numbers)] | (done >= steps[self.numbers])
@@ -68,9 +63,9 @@ class Stack:
 
     def results(self) -> list[DeviceValue]:
         """Returns the result of each call."""
-        arrays = Arrays(self.state, distributed.to_host)
+        arrays = Arrays(self.state)
         lanes = range(len(self.numbers))
         values = [DeviceValue(arrays, None if self.axes is None else lane) for lane in lanes]
         for lane, state in self._finished.items():
-            values[lane] = DeviceValue(Arrays(state, distributed.to_host))
+            values[lane] = DeviceValue(Arrays(state))
         return values

@@ -32,19 +32,11 @@ async def train_stage(
     name: str,
     often: bool = True,
 ) -> Stage:
-    """Returns the training after its last update. A deadline, early stopping or a rehearsal ends it early.
-
-    Args:
-      problem: the problem.
-      advance: ``fn(run, state, *args, before, count)`` of :meth:`jtrees.search.Problem.train`.
-      evaluate: ``fn(run, state, patience) -> (state, loss, whether early stopping ends the training)``.
-      state: the initial state.
-      stops: numbers of updates after which the state is evaluated, ascending from 0. The last is that of all updates.
-      *args: further arguments of ``advance``.
-      patience: number of evaluations without a lower loss that early stopping waits for. None: it does not stop.
-      name: name of the training, for the progress bar.
-      often: whether the program of ``evaluate`` is compiled with more optimisation.
-    """
+    """Returns the training after its last update. A deadline, early stopping or a rehearsal ends it early."""
+    # `advance` is a function of `Problem.train`. `evaluate` is `(run, state, patience) -> (state, loss, whether early
+    # stopping ends the training)`. `stops` are the numbers of updates after which the state is evaluated, ascending
+    # from 0; the last is that of all updates. `patience` is the number of evaluations without a lower loss that early
+    # stopping waits for; None: it does not stop.
     losses, evaluations = [np.zeros(0, np.float32)], []
     limit = np.int32(_ENDLESS if patience is None else patience)
     for number, (begin, end) in enumerate(itertools.pairwise(stops)):

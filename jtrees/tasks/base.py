@@ -195,11 +195,9 @@ class Loss:
         median of ratios.
         """
         flat = lambda a: a.reshape(len(a), -1).T
-        columns = zip(
-            flat(jnp.broadcast_to(self.with_output_axis(y) - outputs, outputs.shape)), flat(direction), strict=True
-        )
+        residuals = jnp.broadcast_to(self.with_output_axis(y) - outputs, outputs.shape)
         medians = []
-        for residual, along in columns:
+        for residual, along in zip(flat(residuals), flat(direction), strict=True):
             ratio, length = residual / jnp.where(along == 0, 1, along), weight * jnp.abs(along)
             medians.append(segments.quantiles(leaf_index, ratio, num_leaves, (0.5,), length)[0][:, 0])
         start = jnp.stack(medians, axis=1).reshape(num_leaves, *outputs.shape[1:])

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 import numpy as np
@@ -41,7 +42,11 @@ class Classification(TaskOfChoices):
         if not isinstance(self.loss_function, (LogLoss, CustomLoss)):
             raise ValueError(f"loss_function must be LogLoss or a function, got {checks.quoted(self.loss_function)}")
         if self.class_weight is not None:
-            object.__setattr__(self, "class_weight", labels.checked_weight(self.class_weight, self.classes))
+            weights = np.asarray(self.class_weight, np.float64)
+            if weights.shape != (self.classes,) or not (np.isfinite(weights) & (weights > 0)).all():
+                got = checks.quoted(self.class_weight)
+                raise ValueError(f"class_weight must be {self.classes} numbers above 0, one a class, got {got}")
+            object.__setattr__(self, "class_weight", tuple(weights.tolist()))
 
     @property
     def outputs(self) -> int:
@@ -77,7 +82,13 @@ class Classification(TaskOfChoices):
         return y
 
     def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        return (y, None) if self.class_weight is None else labels.weighed(y, self.class_weight)
+        if self.class_weight is None:
+            return y, None
+        # The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
+        # normalised, so that the factor times the loss is `sum_k class_weight_k y_k loss_k`.
+        weighted = np.asarray(self.class_weight) * self.indicators(y)
+        factors = weighted.sum(1)
+        return (weighted / factors[:, None] if labels.is_soft(y) else y), factors
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         return labels.most_probable(y)
@@ -86,7 +97,9 @@ class Classification(TaskOfChoices):
         """Returns the loss of each sample. For soft labels, this is the expected loss of a class."""
         if self.in_units or not labels.is_soft(y):
             return self.loss_function.samples(outputs, y)
-        return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
+        label_losses = lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label))
+        losses = jax.vmap(label_losses)(jnp.arange(y.shape[1], dtype=jnp.int32))
+        return (y.T.astype(losses.dtype) * losses).sum(0)
 
     def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         """Returns the log loss of probabilities for each sample. The precision of NumPy arrays is kept."""

@@ -12,7 +12,7 @@ import optax
 from jtrees import io, segments
 from jtrees.segments import Array, mean_one, module_of, ones_or
 from jtrees.tasks.base import Link, Loss, linked
-from jtrees.tasks.fits import class_counts, effective_counts, frequencies_error, samples_of_leaves, smoothed
+from jtrees.tasks.fits import class_counts, effective_counts, samples_of_leaves, smoothed
 from jtrees.tasks.labels import is_soft, shares
 from jtrees.validation import check_scalar
 
@@ -117,7 +117,8 @@ class LogLoss(Loss):
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return frequencies_error(self.smooth_labels(counts), self.smooth_labels(smoothed(samples, prior)))
+        counts, frequencies = self.smooth_labels(counts), self.smooth_labels(smoothed(samples, prior))
+        return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()
 
     def mean_terms(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)

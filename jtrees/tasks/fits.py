@@ -88,11 +88,6 @@ def class_counts(
     return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
 
 
-def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
-    """Returns the class frequencies of all samples plus one sample of each class."""
-    return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
-
-
 def smoothed(counts: Array, prior: Array) -> Float[Array, "leaves k"]:
     """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf."""
     # Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
@@ -110,7 +105,8 @@ def effective_counts(
     squares = segments.sums(weight * weight, leaf_index, len(counts))
     factor = xp.where(squares > 0, counts.sum(1) / xp.where(squares > 0, squares, 1), 0)
     samples = factor[:, None] * counts
-    return samples, prior_of(counts * (samples.sum() / counts.sum()))
+    counts = counts * (samples.sum() / counts.sum())
+    return samples, (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])  # with one more sample of each class
 
 
 def samples_of_leaves(
@@ -125,11 +121,6 @@ def samples_of_leaves(
         samples = xp.where(samples > 0, samples, xp.repeat(xp.square(sums[:, 0]) / squares, num_leaves // len(sums)))
         sums = topology.pairs(sums).sum(1) if len(sums) > 1 else sums
     return samples
-
-
-def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array, "leaves k"]) -> Float[Array, ""]:
-    """Returns the mean log loss of the frequencies of each leaf, for the total weights of the classes in each leaf."""
-    return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()
 
 
 def weighted_quantiles(
@@ -185,52 +176,38 @@ def newton_constants(
       origin: outputs of the samples if the constants are 0, a number or ``(n, *k)``.
       direction: change of the outputs with the constants, a number or ``(n, *k)``.
     """
-    xp = module_of(leaf_index, y, weight, start)
-    filled = segments.sums(weight, leaf_index, len(start)) > 0
-    path = origin, direction
-    descended = lambda start, leaf: _descended(samples, derivatives, start, leaf, y, weight, longest, path)
-    in_leaves = descended(start, leaf_index)
+    xp, tiny = module_of(leaf_index, y, weight, start), np.finfo(start.dtype).tiny
+
+    def descended(start: Array, leaf_index: Array) -> Array:
+        leaves = len(start)
+        summed = lambda a: segments.sums(wide(weight, a) * a, leaf_index, leaves)
+        outputs = lambda values: origin + direction * values[leaf_index]
+        loss = lambda values: summed(samples(outputs(values), y))
+
+        def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            values, leaf_losses, size = state
+            gradient, curvature = derivatives(outputs(values), y)
+            gradient, curvature = summed(gradient * direction), summed(curvature * direction**2)
+            count = wide(segments.sums(weight, leaf_index, leaves), gradient)
+            curved = xp.isfinite(curvature) & (curvature > 0)
+            steep = xp.where(curved, curvature, xp.maximum(count, tiny))
+            change = (-gradient / xp.maximum(steep, tiny)).clip(-longest, longest)
+            changed = values + wide(size, change) * change
+            changed_losses = loss(changed)
+            better = changed_losses <= leaf_losses
+            size = xp.where(better, xp.minimum(1, 2 * size), size / 2)
+            values = xp.where(wide(better, values), changed, values)
+            return values, xp.where(better, changed_losses, leaf_losses), size
+
+        state = start, loss(start), xp.ones(leaves, start.dtype)
+        if xp is np:
+            for i in range(_NEWTON_STEPS):
+                state = step(i, state)
+            return state[0]
+        return jax.lax.fori_loop(0, _NEWTON_STEPS, step, state)[0]
+
+    in_leaves, filled = descended(start, leaf_index), segments.sums(weight, leaf_index, len(start)) > 0
     if xp is np and filled.all():
         return in_leaves
     overall = descended(start.mean(0, keepdims=True), xp.zeros_like(leaf_index))
     return xp.where(wide(filled, start), in_leaves, overall)
-
-
-def _descended(
-    samples: Any,
-    derivatives: Any,
-    start: Array,
-    leaf_index: Array,
-    y: Array,
-    weight: Array,
-    longest: float,
-    path: tuple,
-) -> Array:
-    xp, leaves = module_of(leaf_index, y, weight, start), len(start)
-    tiny = np.finfo(start.dtype).tiny
-    summed = lambda a: segments.sums(wide(weight, a) * a, leaf_index, leaves)
-    origin, direction = path
-    outputs = lambda values: origin + direction * values[leaf_index]
-    loss = lambda values: summed(samples(outputs(values), y))
-
-    def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        values, leaf_losses, size = state
-        gradient, curvature = derivatives(outputs(values), y)
-        gradient, curvature = summed(gradient * direction), summed(curvature * direction**2)
-        count = wide(segments.sums(weight, leaf_index, leaves), gradient)
-        curved = xp.isfinite(curvature) & (curvature > 0)
-        steep = xp.where(curved, curvature, xp.maximum(count, tiny))
-        change = (-gradient / xp.maximum(steep, tiny)).clip(-longest, longest)
-        changed = values + wide(size, change) * change
-        changed_losses = loss(changed)
-        better = changed_losses <= leaf_losses
-        size = xp.where(better, xp.minimum(1, 2 * size), size / 2)
-        values = xp.where(wide(better, values), changed, values)
-        return values, xp.where(better, changed_losses, leaf_losses), size
-
-    state = start, loss(start), xp.ones(leaves, start.dtype)
-    if xp is np:
-        for i in range(_NEWTON_STEPS):
-            state = step(i, state)
-        return state[0]
-    return jax.lax.fori_loop(0, _NEWTON_STEPS, step, state)[0]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.segments import Array, module_of
+from jtrees.segments import module_of
 
 # Kinds of labels of several types. A boolean is also a number in Python.
 _KINDS: dict[str, Any] = {"number": (int, float, np.number, np.bool_), "text": str}
@@ -128,15 +128,6 @@ def coded_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return classes, np.array([places[label] for label in labels.tolist()], int)
 
 
-def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
-    """Returns the checked class weights, or raises ``ValueError``."""
-    weights = np.asarray(class_weight, np.float64)
-    if weights.shape != (classes,) or not (np.isfinite(weights) & (weights > 0)).all():
-        got = checks.quoted(class_weight)
-        raise ValueError(f"class_weight must be {classes} numbers above 0, one a class, got {got}")
-    return tuple(weights.tolist())
-
-
 def check_traced(y: Any, classes: int) -> None:
     """Raises ``ValueError`` if the targets, which may be traced, are not labels or soft labels of these classes."""
     if is_soft(y) and jnp.issubdtype(y.dtype, jnp.floating):
@@ -175,18 +166,3 @@ def shares(y: Any, classes: int, dtype: Any = None) -> Any:
 def most_probable(y: Any) -> Any:
     """Returns labels unchanged, and the most probable class of each soft label, ``(n,)``."""
     return y.argmax(1) if is_soft(y) else y
-
-
-def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the targets and the factors of the row weights that apply the class weights."""
-    # The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
-    # normalised, so that the factor times the loss is `sum_k class_weight_k y_k loss_k`.
-    weighted = np.asarray(class_weight) * shares(y, len(class_weight))
-    factors = weighted.sum(1)
-    return (weighted / factors[:, None] if is_soft(y) else y), factors
-
-
-def expected(y: Array, label_losses: Any) -> Array:
-    """Returns the expected loss under soft labels. ``label_losses(label) -> (n,)`` are the losses of a label."""
-    losses = jax.vmap(label_losses)(jnp.arange(y.shape[1], dtype=jnp.int32))
-    return (y.T.astype(losses.dtype) * losses).sum(0)

@@ -98,7 +98,6 @@ def lazy_adam(learning_rate: Number) -> optax.GradientTransformation:
         return LazyAdamState(jnp.zeros((), jnp.int32), zeros(), zeros(), zeros())
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
         moved, mean, square = adam_step(updates, state.mean, state.square, state.count, learning_rate)
         return moved, LazyAdamState(state.count + 1, mean, square, state.room)
 
@@ -141,7 +140,6 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
         return LazyMomentumState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
         accumulate = lambda g, v: jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
         velocity = jax.tree.map(accumulate, updates, state.velocity)
         moved = _moves(updates, velocity, at_step(learning_rate, state.count))

@@ -76,13 +76,9 @@ def with_early_stopping(
 
     After the end, a loss is :data:`NOT_TAKEN`, and ``step``, ``best``, ``waited`` and ``finite`` do not change. So the
     result does not depend on the number of further updates.
-
-    Args:
-      once: a step without scores, from :func:`one_step`.
-      score: ``params -> scalar``, evaluated after an update; lower is better. None: no evaluation.
-      is_due: ``number of updates -> whether the parameters are evaluated``. Runs side by side share the number.
-      has_ended: ``state -> whether the run has ended``, such as by ``state.waited``.
     """
+    # `once` has no scores. The parameters have a score after an update if `is_due(number of updates)`; runs side by
+    # side share the number. If `score` is None, there is no evaluation.
 
     def step(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
         ended = has_ended(state)

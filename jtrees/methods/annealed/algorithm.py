@@ -142,11 +142,7 @@ class Annealed(Recipe):
         # A subclass with another ``search`` finds other trees than ``grow``.
         return boosted_tree.grow_arguments(self, problem) if type(self).search is Annealed.search else None
 
-    def grow(self, run: Run, edges: Array, codes: Array, draws: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
-        """Returns the splits of the single start from CART over bins: see ``boosted_tree.grow``."""
-        return boosted_tree.grow(run, edges, codes, draws)
-
-    # --- The procedure ---
+    grow = staticmethod(boosted_tree.grow)
 
     async def search(self, problem: Problem) -> Fitted:
         """Trains all starts for a tenth of the updates, then the best starts for all updates."""

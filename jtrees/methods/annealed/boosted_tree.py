@@ -41,7 +41,10 @@ def grow(run: Run, edges: Array, codes: Array, draws: tuple[Array, Array]) -> tu
     p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST
     if is_wide:
         columns = splitting.columns_by_covariance(run.batch, _WIDEST, run.key)
-        run, edges, codes = _on_columns(run, columns), edges[columns], codes[:, columns]
+        rows_of = lambda batch: batch._replace(x=batch.x[:, columns])
+        monotone = None if run.monotone is None else jnp.asarray(run.monotone)[columns]
+        run = run.replace(batch=rows_of(run.batch), evaluation=rows_of(run.evaluation), monotone=monotone)
+        edges, codes = edges[columns], codes[:, columns]
     is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
     cart = binned_cart(run, edges, jnp.where(is_drawn, codes, 0))
     untrained = lambda: (cart, jnp.bool_(True))
@@ -62,21 +65,13 @@ def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tupl
             state, count = stages.evaluated(run, state, patience=1)[0], ends[part + 1] - ends[part]
             return stages.advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
 
-        best = stages.best_of_stage(
-            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, stages.initial_state(run, splits))
-        )
+        state = stages.initial_state(run, splits)
+        best = stages.best_of_stage(run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, state))
         return best.params, best
 
     trees = jax.lax.scan(stage, splits, sharpness)[1]
     best = trees.score.argmin()
     return jax.tree.map(lambda a: a[best], trees.params), jnp.isfinite(trees.score).all()
-
-
-def _on_columns(run: Run, columns: Array) -> Run:
-    """Returns a run on some of its columns."""
-    rows_of = lambda batch: batch._replace(x=batch.x[:, columns])
-    monotone = None if run.monotone is None else jnp.asarray(run.monotone)[columns]
-    return run.replace(batch=rows_of(run.batch), evaluation=rows_of(run.evaluation), monotone=monotone)
 
 
 def _bin_codes(x: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -1,12 +1,10 @@
 """What a near deadline or a wide table changes: fewer starts, constant leaves, or trees of few features."""
 
-import math
 from typing import Any
 
 import numpy as np
 
 from jtrees import blocking, distributed, topology
-from jtrees.data import Table
 from jtrees.data.scaling import rows_for_slopes
 from jtrees.leaves import narrow
 from jtrees.leaves.shrunk import fit_narrowing
@@ -20,7 +18,6 @@ from jtrees.search.sample import most_rows
 _PRODUCTS_OF_FIT, _REFITS = 1e9, 4
 _PRODUCTS, _PASSES_OF_START = 2e10, 6
 _LATE = 0.25  # seconds that all starts may take in any case
-_OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
 _FEWEST_STARTS = 3  # of constant leaves: with two, there would be no halving
 
 
@@ -64,11 +61,6 @@ async def narrowed(problem: Problem) -> tuple[Problem, narrow.Narrowing | None]:
 
 def _narrowing(run: Run) -> narrow.Narrowing:
     return fit_narrowing(*run.batch)
-
-
-def seconds_of_shrinkage(table: Table) -> float:
-    """Returns the estimated seconds of the shrinkage of leaves."""
-    return _OF_SHRINKAGE * len(table.x) * math.prod(table.task.shape)
 
 
 def _times_left(seconds: float, *, monitor: Any) -> float:

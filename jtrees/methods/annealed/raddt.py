@@ -99,9 +99,8 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     node_scores = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
-    scores = jax.lax.map(
-        node_scores, path
-    )  # level by level: the scores of all nodes of a deep tree do not fit into memory
+    # Level by level: the scores of all nodes of a deep tree do not fit into memory.
+    scores = jax.lax.map(node_scores, path)
     counted = True if sample_weight is None else sample_weight > 0
     right = jax.ops.segment_min(jnp.where(counted & (scores > 0), scores, jnp.inf).ravel(), path.ravel(), nodes)
     left = jax.ops.segment_max(jnp.where(counted & (scores <= 0), scores, -jnp.inf).ravel(), path.ravel(), nodes)

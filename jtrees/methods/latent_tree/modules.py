@@ -56,11 +56,8 @@ class Network(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         width = 2 * nodes + 1 + (features if architecture.inputs == "xz" else 0)
         linear = _linear(dtype, rngs)
-        sizes = [
-            width,
-            *([architecture.hidden, architecture.hidden] if architecture.predictor == "mlp" else []),
-            math.prod(task.shape),
-        ]
+        hidden = [architecture.hidden] * 2 if architecture.predictor == "mlp" else []
+        sizes = [width, *hidden, math.prod(task.shape)]
         self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
         self.architecture, self.task = architecture, task
 

@@ -129,11 +129,8 @@ class CO2(Recipe):
         return self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p  # an update writes all splits
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
-        """Returns the splits, and whether they are finite."""
         state = greedy.grown_in_program(run, edges).training
         return state.params.replace(leaves=None), state.finite
-
-    # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
         """Returns the tree with the best strength of the preconditioner. Its splits are trained on a sample of rows."""

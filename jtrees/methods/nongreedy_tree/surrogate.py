@@ -111,17 +111,9 @@ def surrogate_update(
     project: Callable[[ObliqueTree], ObliqueTree],
     task: Task,
 ) -> Callable[..., Any]:
-    """Returns the update of a :class:`jtrees.training.Method` that takes steps on a surrogate loss.
-
-    In a large tree, the update takes a step on the rows that the samples touch, and leaves the other rows unchanged,
-    where the gradient is 0.
-
-    Args:
-      surrogate_of: returns the surrogate loss of a tree on a batch, whose ``y`` may be a pair: see :func:`split`.
-      optimizer: :func:`jtrees.training.lazy_momentum`, which changes no parameter whose gradient is 0.
-      project: projection of a tree after a step, row by row.
-      task: what is predicted.
-    """
+    """Returns the update of a :class:`jtrees.training.Method` that takes steps on a surrogate loss."""
+    # In a large tree, a step moves only the rows that the samples touch. The gradient of the other rows is 0, for which
+    # `optimizer`, a `lazy_momentum`, changes no parameter, and `project` works row by row.
 
     def update(
         params: ObliqueTree, state: Any, batch: Batch, *, key: Array, step: Array

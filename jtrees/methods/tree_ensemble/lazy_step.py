@@ -25,25 +25,14 @@ def lazy_step(
     l2: Any,
     learning_rate: Any,
 ) -> tuple[Ensemble, LazyAdamState, Array]:
-    """Takes a lazy Adam step, and returns the parameters, the state and the previous loss.
+    """Takes a lazy Adam step, at a cost that does not depend on the size of the ensemble.
 
-    The cost of a step is independent of the ensemble's size.
-
-    Args:
-      params: the ensemble.
-      state: state of ``lazy_adam(learning_rate)``.
-      x: samples.
-      loss: scalar function of outputs, ``(n,)`` or ``(n, k)`` like the leaves.
-      gamma: width of the uncertain region of a split's score.
-      width: capacity of the frontier of paths. None: all splits are scored.
-      l2: strength of the penalty on split weights that have a gradient.
-      learning_rate: a number, a traced number, or a schedule.
+    Returns the parameters, the state of ``lazy_adam(learning_rate)``, and the previous loss, a function of the outputs.
     """
+    # `gamma` is the width of the uncertain region of a score. `width` is the capacity of the frontier of paths; None:
+    # all splits are scored. `l2` is the strength of the penalty on split weights that have a gradient.
     leaf_shape = params.leaf_values.shape
-    # Leaves of shape (trees, leaves, k).
-    with_columns = lambda a: a.replace(leaf_values=a.leaf_values.reshape(*leaf_shape[:2], -1))
-    params, room, mean, square = map(with_columns, (params, state.room, state.mean, state.square))
-    state = LazyAdamState(state.count, mean, square, room)
+    params, state = _with_leaves(params, state, (*leaf_shape[:2], -1))  # leaves of shape (trees, leaves, k)
     operands_of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
     column_loss = lambda outputs: loss(outputs.reshape(len(x), *leaf_shape[2:]))
 

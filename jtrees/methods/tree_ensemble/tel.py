@@ -97,7 +97,6 @@ class SoftEnsemble:
 
     @property
     def features(self) -> int:
-        """Number of features, p."""
         return self.params.weights.shape[-1]
 
     def __str__(self) -> str:
@@ -210,9 +209,7 @@ class TEL(NetworkRecipe):
         """Returns the mean number of leaves that a training sample reaches, and whether ``width`` overflows."""
         if self.step != "smooth":
             return {"reachable_leaves": jnp.asarray(topology.num_leaves(self.depth)), "overflows": jnp.zeros((), bool)}
-        splits = params.weights, params.bias
-        x, _, weight = run.batch
+        x, splits = run.batch.x, (params.weights, params.bias)
         count, overflows = routing.reachable_leaves(x, *splits, self.gamma, width=self.width)
-        real = jnp.ones(len(x)) if weight is None else weight > 0
-        mean = jnp.average(count.mean(0), weights=real.astype(x.dtype))
+        mean = jnp.average(count.mean(0), weights=(run.weight > 0).astype(x.dtype))
         return {"reachable_leaves": mean, "overflows": overflows}
