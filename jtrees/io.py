@@ -193,20 +193,12 @@ def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
     return epath.Path(name)
 
 
-def _import_classes(contents: dict[str, Any]) -> None:
-    """Imports the modules of jtrees that register the classes of a file; ``ImportError`` if scikit-learn is missing."""
-    for module in filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))):
-        with contextlib.suppress(ModuleNotFoundError):  # another release has other modules
-            importlib.import_module(module)
-
-
 def _kinds() -> list[str]:
     """Returns the names of the classes with files that are registered."""
     return [_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)]
 
 
 def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
-    """Returns the header and the arrays of a file."""
     kind, arrays, name = type(saved).__name__, [], name_of(type(saved))
     contents: dict[str, Any] = {"format": FORMAT, "jtrees": __version__, "kind": kind}
     model, report = getattr(saved, "model", saved), getattr(saved, "report", None)
@@ -249,7 +241,9 @@ def load(path: str | os.PathLike | IO[bytes], *, like: Any = None) -> Any:
     """
     contents = _header(path := as_path(path))
     kind = contents["kind"]
-    _import_classes(contents)
+    for module in filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))):  # which register the classes
+        with contextlib.suppress(ModuleNotFoundError):  # another release has other modules
+            importlib.import_module(module)
     if kind not in _kinds():
         release = str(contents.get("jtrees"))[:40]
         raise ValueError(f"{path} of jtrees {release} holds a {quoted(kind)}, which jtrees {__version__} lacks")
@@ -423,7 +417,6 @@ def _header(path: Any) -> dict[str, Any]:
 
 
 def _arrays(path: Any, contents: dict[str, Any]) -> list[Any]:
-    """Returns the arrays of a file, in their original types."""
     entries = contents["arrays"]
     double = [dtype for kind, dtype in entries if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
     if double:

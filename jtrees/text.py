@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrees import prediction, processes, validation
+from jtrees import prediction, processes, segments, validation
 from jtrees.tasks import Policy
 from jtrees.tasks.labels import check_labels
 
@@ -207,7 +207,9 @@ def measured(
     kind = "action" if tree.is_policy else "class"
     labels = [f"{kind} {i}" for i in range(classes)] if class_names is None else list(map(str, class_names))
     if tree.is_policy:
-        for mean, texts in zip(_mean_rewards(tree, leaf, y), rows, strict=True):
+        rewards = Policy(classes).held_out_targets(y, len(leaf))
+        means = segments.means(leaf, rewards, len(rows), np.ones(len(leaf)), default=np.nan)
+        for mean, texts in zip(means, rows, strict=True):
             order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
@@ -220,15 +222,6 @@ def measured(
         count_texts = [f"{labels[i]}: {counts[i]}" for i in present]
         texts += [classes_text(counts[present], count_texts, max_terms)] if count_texts else []
     return deviations, rows
-
-
-def _mean_rewards(tree: Any, leaf: np.ndarray, rewards: Any) -> np.ndarray:
-    """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf."""
-    checked = Policy(tree.classes or 0).held_out_targets(rewards, len(leaf))
-    sums = np.zeros((len(tree.bias) + 1, checked.shape[1]))
-    np.add.at(sums, leaf, checked)
-    count = np.bincount(leaf, minlength=len(sums))[:, None]
-    return np.where(count, sums / np.maximum(count, 1), np.nan)
 
 
 def threshold_texts(tree: Any, digits: int) -> list[str]:

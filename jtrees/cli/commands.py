@@ -37,11 +37,8 @@ _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
 _HELD_OUT_OF_REPORT = 0.25
 _FEWEST = 30  # least number of rows of a table for a verdict
 _BACKGROUND = 100  # largest number of background rows of Shapley values
-_FORMATS = (
-    *(export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql),
-    *(export.to_javascript, export.to_javascript),
-)
-_WRITERS = dict(zip(SUFFIXES, _FORMATS, strict=True))
+_FORMATS = export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql, export.to_javascript
+_WRITERS = dict(zip(SUFFIXES, [*_FORMATS, export.to_javascript], strict=True))  # .js and .mjs
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,8 +66,11 @@ def _fit(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
         table, task = _labelled(options)
         recipe, y = recipe_of(options, task), targets_of(table.y)
-        started = time.perf_counter()
-        first = _held_out(options, recipe, table, y, task) if len(y) >= _FEWEST else None
+        started, first = time.perf_counter(), None
+        if len(y) >= _FEWEST:
+            third = options.max_seconds and options.max_seconds / 3
+            with warnings.catch_warnings(action="ignore"):  # the fit to all rows repeats the warnings
+                first = _held_out(options, recipe, table, task, third, share=_HELD_OUT, forests=False)
         interrupted = first is not None and "interrupted" in (first.model.report_.ended, first.other.report_.ended)
         if first is not None and interrupted:
             model, features = first.model, first.features
@@ -80,9 +80,8 @@ def _fit(options: argparse.Namespace) -> int:
             features = rows.features
             left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
             model = estimator_of(options, recipe, task, left, table.schema)
-            with warnings.catch_warnings():
-                # The verdict on held-out rows will say whether a baseline is better.
-                warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
+            # The verdict on held-out rows says whether a baseline is better.
+            with warnings.catch_warnings(action=None if first is None else "ignore", category=BehindBaselineWarning):
                 model.fit(rows, y)
         io.save(model, file)
     seconds = time.perf_counter() - started
@@ -135,22 +134,13 @@ def _command(options: argparse.Namespace, *, tree: bool) -> str:
 
 
 def _held_out(
-    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, y: np.ndarray, task: Task
+    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, task: Task, max_seconds: Any, **split: Any
 ) -> HeldOut:
-    """Returns the two estimators fitted to nine tenths of the rows, and rivals, in two thirds of the time limit."""
-    model, other = _pair(options, recipe, table, task, options.max_seconds and options.max_seconds / 3)
-    split: Any = {"share": _HELD_OUT, "seed": options.seed, "forests": False}
-    with warnings.catch_warnings():  # the fit to all rows repeats the warnings
-        warnings.simplefilter("ignore")
-        return HeldOut(model, other, loss_of(options), table.x, y, frame=table.frame, **split)
-
-
-def _pair(
-    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, task: Task, max_seconds: float | None
-) -> tuple[Any, Any]:
-    """Returns the estimator of a recipe, and a tree beside a sum, or a sum beside any other model."""
+    """Returns the fitted estimator of a recipe, a tree beside a sum or a sum beside any other model, and rivals."""
     other = default_recipe(options, task, boosted=not isinstance(recipe, jtrees.Boosted))
-    return tuple(estimator_of(options, candidate, task, max_seconds, table.schema) for candidate in (recipe, other))
+    pair = [estimator_of(options, candidate, task, max_seconds, table.schema) for candidate in (recipe, other)]
+    data: Any = {"x": table.x, "y": targets_of(table.y), "frame": table.frame, "loss": loss_of(options)}
+    return HeldOut(*pair, seed=options.seed, **data, **split)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -226,12 +216,10 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:
         table, task = _labelled(options)
-        model, other = _pair(options, recipe_of(options, task), table, task, options.max_seconds)
-        parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
-        with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
-            warnings.simplefilter("ignore", BehindBaselineWarning)
-            data: Any = {"x": table.x, "y": targets_of(table.y), "frame": table.frame}
-            held_out = HeldOut(model, other, loss_of(options), **data, **parts)
+        recipe, split = recipe_of(options, task), {"share": _HELD_OUT_OF_REPORT, "forests": True}
+        # The verdict on held-out rows replaces the warning.
+        with warnings.catch_warnings(action="ignore", category=BehindBaselineWarning):
+            held_out = _held_out(options, recipe, table, task, options.max_seconds, **split)
         command, advice = shlex.join(["jtrees", *map(str, options.words)]), _advice(options, held_out)
         write_report(file, held_out, name=table.name, target=str(table.y.name), command=command, advice=advice)
     print(f"written to {options.out}")
@@ -321,8 +309,7 @@ def _readings(schema: Schema | None, names: list[str], decimal: str | None) -> d
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Context in which each warning is a line on standard error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
+    with warnings.catch_warnings(action="default"):
         for package in ("jax", "sklearn", "pandas", "matplotlib"):
             warnings.filterwarnings("ignore", module=rf"{package}\.")
         warnings.filterwarnings("ignore", "columns of x ", ColumnsWarning)  # these lines name options instead

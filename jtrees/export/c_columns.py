@@ -145,7 +145,6 @@ def _operation(source: Source, operation: Operation, value: str, place: int, tab
 
 
 def _calendar(source: Source) -> str:
-    """Returns the functions of the periods of dates."""
     functions = [source.fill(_DAYS)]
     for name, period in PERIODS.items():
         code = source.fill(period_code(name, _STEPS, **_UNITS))

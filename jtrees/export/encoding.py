@@ -6,7 +6,6 @@ import numpy as np
 
 from jtrees.tables import TableEncoder
 from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
-from jtrees.tables.periods import PERIODS
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
@@ -68,11 +67,8 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             encoding = encoder.encodings[name]
             values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
-            if column.kind == "date" and column.zone is not None:  # noon, because an hour may be left out in spring
-                values = np.floor(values) + 0.5
-            elif column.kind == "date":  # whole days, or whole minutes if the time of the day counts
-                step = 1440 if any(PERIODS[part].unit == "time" for part in column.parts) else 1
-                values = np.floor(values * step) / step
+            if column.kind == "date":  # whole minutes; with a zone noon, because an hour may be left out in spring
+                values = np.floor(values * 1440) / 1440 if column.zone is None else np.floor(values) + 0.5
             values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
             source = "durations" if column.durations else "text"
             sample[name] = RawColumn(column.kind, np.where(missing, np.nan, values), column.zone, source)

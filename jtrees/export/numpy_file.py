@@ -105,9 +105,8 @@ def _column(raw: RawColumn) -> str:
 def _moment(days: float, zone: str | None) -> str:
     """Returns the text of local days since 1970, with the offset of the zone from UTC if there is a zone."""
     milliseconds = np.datetime64(round(days * parse.DAY), "ms")
-    text = str(milliseconds.astype("datetime64[D]") if days == np.floor(days) and zone is None else milliseconds)
     if zone is None:
-        return text
+        return str(milliseconds)
     moment = milliseconds.astype(datetime.datetime)
     offset = zoneinfo.ZoneInfo("UTC" if zone == OFFSETS else zone)
     return moment.replace(tzinfo=offset).isoformat(timespec="milliseconds")

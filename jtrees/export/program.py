@@ -86,8 +86,7 @@ class Program(NamedTuple):
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
         """Returns the leaf of each sample in each tree, ``(n, trees)``."""
-        z = self.relative(x)
-        return np.stack([exact.leaf_index(w, b, z) for w, b in zip(self.weights, self.bias, strict=True)], axis=1)
+        return exact.leaf_index(self.weights, self.bias, self.relative(x)).T
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Returns predictions in double precision, ``(n, k)``."""

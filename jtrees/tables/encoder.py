@@ -181,7 +181,6 @@ class EncodedTable:
 
 
 def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None) -> Targets:
-    """Returns the targets whose means encode levels."""
     counts: Any = np.ones(n) if weight is None else segments.mean_one(weight)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     if y is None:

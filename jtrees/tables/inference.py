@@ -157,7 +157,6 @@ def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
 
 
 def _of_levels(raw: RawColumn, kind: str | None) -> tuple[ColumnSchema, RawColumn]:
-    """Returns the schema of a column of levels."""
     gaps = raw.missing
     levels = np.unique(raw.values[~gaps])
     missing, rows = int(gaps.sum()), int((~gaps).sum())
@@ -172,7 +171,6 @@ def _of_levels(raw: RawColumn, kind: str | None) -> tuple[ColumnSchema, RawColum
 
 
 def _kind_of_values(kind: str) -> str:
-    """Returns the kind of the values of a requested kind."""
     return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 

@@ -78,15 +78,7 @@ def value_of(cell, kind, *form):
 
 
 def number_of(text, before="", after="", thousands="", point="."):
-    """Returns the number in a text, with or without its unit; None if the text is not a number.
-
-    Args:
-      text: the text.
-      before: a currency before the number.
-      after: a unit after the number.
-      thousands: the thousands separator, or an empty text.
-      point: the decimal separator.
-    """
+    """Returns the number in a text, with or without a currency before it and a unit after it; None for other text."""
     text = signed(text)
     if point == "." and not thousands and NUMBER.fullmatch(text):
         return float(text)

@@ -147,5 +147,4 @@ def warn_of_odd_cells(odd: Mapping[str, Sequence[str]]) -> None:
 
 def cells_text(cells: Sequence[str]) -> str:
     """Returns up to three cells, and the number of further cells, as text."""
-    more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
-    return ", ".join(map(checks.quoted, cells[:3])) + more
+    return checks.listed(map(checks.quoted, cells), most=3)
