@@ -38,8 +38,6 @@ class TreeEstimator(BaseEstimator):
         """Sets the parameters of ``__init__``, whose names scikit-learn reads from the signature of the estimator."""
         vars(self).update({name: value for name, value in parameters.items() if name != "self"})
 
-    # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
-
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Returns parameters by name. If ``deep``, includes options of the recipe and its bases (``recipe__depth``)."""
         return super().get_params(deep=False) | (all_options(self._recipe(), "recipe__") if deep else {})
@@ -72,8 +70,6 @@ class TreeEstimator(BaseEstimator):
 
     def _recipe(self, rows: int | None = None) -> Any:
         return with_options(self._default(rows), dict(self.recipe or {})) if self._is_default() else self.recipe
-
-    # --- Fitting -----------------------------------------------------------------------------------------------------
 
     def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
@@ -245,8 +241,6 @@ class TreeEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-    # --- The tree ----------------------------------------------------------------------------------------------------
 
     def _single(self) -> ObliqueTree:
         check_is_fitted(self)

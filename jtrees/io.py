@@ -289,9 +289,6 @@ def _flat(state: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): jnp.asarray(a) for path, a in jax.tree_util.tree_leaves_with_path(state)}
 
 
-# --- Objects as plain data -------------------------------------------------------------------------------------------
-
-
 def _encoded_attributes(fitted: Any, arrays: _Arrays) -> Any:
     """Returns the encoded parameters and attributes of a fitted object, by name."""
     if not hasattr(fitted, "model_"):
@@ -380,9 +377,6 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
     if (name := encoded["class"]) not in _CLASSES:
         raise LookupError(f"its class {quoted(name)} is unknown: import the module that defines it")
     return _CLASSES[name](**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
-
-
-# --- The file --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -59,9 +59,6 @@ def run(options: argparse.Namespace) -> int:
     return 2
 
 
-# --- Commands --------------------------------------------------------------------------------------------------------
-
-
 def _fit(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
         table, task = _labelled(options)
@@ -224,9 +221,6 @@ def _report(options: argparse.Namespace) -> int:
         write_report(file, held_out, name=table.name, target=str(table.y.name), command=command, advice=advice)
     print(f"written to {options.out}")
     return 0
-
-
-# --- Arguments -------------------------------------------------------------------------------------------------------
 
 
 def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:

@@ -152,8 +152,6 @@ class HeldOut(HeldOutRows):
         """The estimator whose model is one tree: the estimator itself, or else the other estimator; or None."""
         return next((estimator for estimator in (self.model, self.other) if estimator.tree_ is not None), None)
 
-    # --- Summary -----------------------------------------------------------------------------------------------------
-
     @functools.cached_property
     def importances(self) -> tuple[dict[str, np.ndarray], str]:
         """The fall of a score when a column is shuffled, by column, and the description of the fall."""

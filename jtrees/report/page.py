@@ -133,9 +133,6 @@ def _exported(model: Any) -> list[tuple[str, str, str]]:
     return files
 
 
-# --- Lines that wrap at terms ----------------------------------------------------------------------------------------
-
-
 def _terms(line: str) -> Markup:
     """Returns a line as HTML that wraps between the terms of a sum outside brackets, and between items with numbers."""
     first, *terms = re.split(r"(?: (?=[-+<>] )|(?<=[,;]) |(?<=:) (?=[^:,;\d]+\d))(?![^(\[]*[)\]])", line)
@@ -146,9 +143,6 @@ def _terms(line: str) -> Markup:
 def _lines(text: str) -> list[tuple[int, Markup]]:
     """Returns the indentation of each line, in characters, and the line as HTML."""
     return [(len(line) - len(line.lstrip("| ")), _terms(line)) for line in text.splitlines()]
-
-
-# --- Tables and charts -----------------------------------------------------------------------------------------------
 
 
 def _table(frame: pd.DataFrame) -> str:

@@ -155,9 +155,6 @@ def _deviance(loss: losses.Loss, outputs: np.ndarray, y: np.ndarray) -> tuple[np
     return loss.of_predictions(mean, y) / 2, (mean - y) * mean ** (loss.unit_exponent() - 1)
 
 
-# --- The list --------------------------------------------------------------------------------------------------------
-
-
 def baselines(task: Task, *options: Any) -> dict[str, Constant | LinearModel]:
     """Returns the unfitted models by name that need no scikit-learn. Every fit is compared with them.
 

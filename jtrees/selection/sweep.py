@@ -157,9 +157,6 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(checks.check_count("seeds", seed, least=0) for seed in seeds))
 
 
-# --- Runs and their evaluation ---------------------------------------------------------------------------------------
-
-
 def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Fold]:
     """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None."""
     if validation is None:

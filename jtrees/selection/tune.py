@@ -138,9 +138,6 @@ def tune(
     return result.replace(report=result.report.replace(tuning=tuning, ended=status, seconds=seconds))
 
 
-# --- The trials ------------------------------------------------------------------------------------------------------
-
-
 class _Candidate(NamedTuple):
     """A combination, its loss on each held-out row, its size, the number of rows of the comparison, and its state."""
 

@@ -35,8 +35,6 @@ def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
 OFFSETS = "offsets"  # the zone of a column in which each date has its own offset
 _SPACES = " \u00a0\u202f"  # the common, the no-break and the narrow no-break space
 
-# --- Patterns --------------------------------------------------------------------------------------------------------
-
 _LEADING_ZERO = re.compile(r"[+-]?0\d")
 _CURRENCY = (
     r"(?:[A-Z]{0,3}[$€£¥₹₽₩₪₺₴฿]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|ZAR|MXN|KRW|TRY)"
@@ -53,9 +51,6 @@ _WITH_UNIT = re.compile(
     rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
 _IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
-
-
-# --- A reading -------------------------------------------------------------------------------------------------------
 
 
 @io.part
@@ -128,9 +123,6 @@ def zone_name(zone: Any) -> str:
         return zoneinfo.ZoneInfo(name.split("zoneinfo/")[-1].rstrip("')")).key or OFFSETS
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         return OFFSETS
-
-
-# --- Finding the reading of a column ---------------------------------------------------------------------------------
 
 
 class Interpretation(NamedTuple):

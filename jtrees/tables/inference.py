@@ -95,9 +95,6 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
     return tuple(level_of(text) or "" for text in missing)
 
 
-# --- A column --------------------------------------------------------------------------------------------------------
-
-
 def _described(
     name: str, raw: RawColumn, kind: str | None, missing: Sequence[str], decimal: str | None, is_file: bool
 ) -> tuple[ColumnSchema, RawColumn]:

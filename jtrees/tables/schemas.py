@@ -83,8 +83,6 @@ class Schema:
             message = f"x has levels that the training rows did not have: {which}"
             checks.warn(message, ColumnsWarning)
 
-    # --- What was decided --------------------------------------------------------------------------------------------
-
     def messages(self, remedy: Callable[[Mapping[str, str]], str] | None = None) -> list[str]:
         """Returns a message on the dropped columns and a message on the ambiguous columns, if there are any.
 
