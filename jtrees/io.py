@@ -180,6 +180,12 @@ def written_whole(path: str | os.PathLike | IO[bytes]) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def write_file(path: str | os.PathLike | IO[bytes], contents: str | bytes | bytearray) -> None:
+    """Writes a file, with text in UTF-8, completely or not at all: see :func:`written_whole`."""
+    with written_whole(path) as file:
+        file.write(contents.encode() if isinstance(contents, str) else contents)
+
+
 def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
     """Returns a path on a disk or in a bucket, or an open file. ``pathlib`` would drop the double slash of a bucket."""
     if hasattr(path, "write") or hasattr(path, "read"):

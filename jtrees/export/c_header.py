@@ -58,8 +58,7 @@ def to_c(
     validation.check_choice("precision", precision, ("double", "float"))
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", prefix):
         raise ValueError(f"prefix must be a name in C, got {validation.quoted(prefix)}")
-    with io.written_whole(path) as file:
-        file.write(_header(program, Source(prefix), precision).encode())
+    io.write_file(path, _header(program, Source(prefix), precision))
 
 
 def _header(program: Program, source: Source, precision: str) -> str:

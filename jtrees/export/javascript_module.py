@@ -47,9 +47,7 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
     """
     program = program_of(model)
     names = column_names(model, None)
-    source = _source(program, program.fields(names), len(names))
-    with io.written_whole(path) as file:
-        file.write(source.encode())
+    io.write_file(path, _source(program, program.fields(names), len(names)))
 
 
 def _source(program: Program, fields: list[Field], width: int) -> str:

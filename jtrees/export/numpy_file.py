@@ -40,9 +40,7 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
       >>> print(runpy.run_path("tree.py")["predict"](np.array([[2.0, 1.0]])))
       [10.]
     """
-    source = _source(program_of(model))
-    with io.written_whole(path) as file:
-        file.write(source.encode())
+    io.write_file(path, _source(program_of(model)))
 
 
 def _source(program: Program) -> str:

@@ -58,9 +58,7 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
       >>> [output.name for output in onnx.load("tree.onnx").graph.output]
       ['prediction', 'leaf']
     """
-    contents = _model(program_of(model)).SerializeToString()
-    with io.written_whole(path) as file:
-        file.write(contents)
+    io.write_file(path, _model(program_of(model)).SerializeToString())
 
 
 class _Graph:

@@ -82,9 +82,7 @@ def to_sql(
         raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")
     keys = [keys] if isinstance(keys, str) else list(keys)
     qualified = ".".join(map(sql_name, [table] if isinstance(table, str) else table))
-    statement = _statement(program, fields, qualified, keys, _output_names(program, keys, class_names))
-    with io.written_whole(path) as file:
-        file.write(statement.encode())
+    io.write_file(path, _statement(program, fields, qualified, keys, _output_names(program, keys, class_names)))
 
 
 def _output_names(program: Program, keys: list[str], class_names: Sequence[str] | None) -> list[str]:

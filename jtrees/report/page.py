@@ -60,7 +60,7 @@ def write_report(
     model, (falls, fall) = held_out.model, held_out.importances
     summary = [*held_out.summary(kind_of_model(model)), *filter(None, [advice])]
     with plt.rc_context(_STYLE):
-        text = _TEMPLATES.get_template("page.html").render(
+        page = _TEMPLATES.get_template("page.html").render(
             held_out=held_out,
             model=model,
             name=name,
@@ -80,8 +80,7 @@ def write_report(
             versions=f"jtrees {jtrees.__version__}, jax {jax.__version__}, Python {platform.python_version()}, on "
             f"{platform.machine()}, {jax.devices()[0].device_kind}",
         )
-    with io.written_whole(path) as file:
-        file.write(text.encode())
+    io.write_file(path, page)
 
 
 def _tree(held_out: HeldOut) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class RunFolder:
         if file.exists():
             _check_same(file, description, os.fspath(path))
         elif distributed.is_first():
-            self._write(_DESCRIPTION, json.dumps(description, indent=1).encode())
+            io.write_file(file, json.dumps(description, indent=1))
 
     def on(self, splits: Sequence[Fold]) -> "RunFolder":
         """Returns the same folder for runs on other splits, such as splits with fewer training rows."""
@@ -112,17 +112,14 @@ class RunFolder:
         has_fit = False
         if self._keeps == "row losses":
             np.save(stream := streams.BytesIO(), run.row_losses, allow_pickle=False)
-            self._write(f"{name}.npy", stream.getvalue())
+            io.write_file(self._path / f"{name}.npy", stream.getvalue())
         elif run.fit is not None:
             with contextlib.suppress(ValueError):  # a model or a report that is not data costs the file of its fit
                 io.save(run.fit, self._path / f"{name}.jtrees")
                 has_fit = True
         numbers = {"loss": run.loss, "size": run.size, "state": run.state, "seconds": round(run.seconds, 3)}
-        self._write(f"{name}.json", json.dumps(identity | numbers | {"has_fit": has_fit}, default=repr).encode())
-
-    def _write(self, name: str, contents: bytes) -> None:
-        with io.written_whole(self._path / name) as file:
-            file.write(contents)
+        contents = json.dumps(identity | numbers | {"has_fit": has_fit}, default=repr)
+        io.write_file(self._path / f"{name}.json", contents)
 
 
 def folder_of(
