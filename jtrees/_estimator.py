@@ -209,7 +209,8 @@ class TreeEstimator(BaseEstimator):
         names = list(schema.columns) if training else list(getattr(self, "feature_names_in_", schema.columns))
         if X.shape[1] != len(names):
             raise ValueError(f"X must have {len(names)} columns, got {X.shape[1]}")
-        return frame_of_objects(X, names, schema.used if schema.named else None, schema.missing)
+        schemas = schema.used if schema.named else None
+        return frame_of_objects(X, names, schemas=schemas, missing=schema.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""

@@ -15,13 +15,11 @@ class NamedColumn(NamedTuple):
     Attributes:
       name: its name.
       features: the number of features that the column becomes.
-      is_number: whether its first feature rises with the values of the column.
-      kind: the kind of its values, for messages.
+      kind: the kind of its values. The first feature of numbers and booleans rises with the values.
     """
 
     name: str
     features: int
-    is_number: bool
     kind: str
 
 
@@ -46,7 +44,7 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
         named_signs = [(find(column), sign) for column, sign in monotone.items()]
     signs, signed = [0] * features, set()
     first = dict(zip(names, np.searchsorted(column_of_features(columns, features), range(len(names))), strict=True))
-    others = {column.name: column.kind for column in columns or () if not column.is_number}
+    others = {column.name: column.kind for column in columns or () if column.kind not in ("number", "boolean")}
     for name, sign in named_signs:
         if name in signed:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
