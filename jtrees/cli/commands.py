@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     matplotlib.use("Agg")
     command = {"fit": _fit, "predict": _predict, "explain": _explain, "export": _export, "report": _report}
     try:
-        with _warnings_as_lines(), _log_as_lines():
+        with _messages_as_lines():
             return command[options.command](options)
     except (ValueError, ImportError, FloatingPointError) as error:
         print(f"jtrees: {one_line(error)}", file=sys.stderr)
@@ -119,15 +119,12 @@ def _advice(options: argparse.Namespace, held_out: HeldOut) -> str:
 
 def _command(options: argparse.Namespace, *, tree: bool) -> str:
     """Returns the command with the default recipe of one tree, or of a sum of trees."""
-    words, command = list(map(str, options.words)), []
-    while words:
-        option, equals, _ = (word := words.pop(0)).partition("=")
-        if option not in ("--recipe", "--set", "--tree"):
-            command.append(word)
-        elif not equals and option != "--tree":  # the recipe is the next word, and options go on to the next option
-            count = next((i for i, other in enumerate(words) if other.startswith("--")), len(words))
-            del words[: 1 if option == "--recipe" else count]
-    return shlex.join(["jtrees", *command, *(["--tree"] if tree else [])])
+    of_recipe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    of_recipe.add_argument("--tree", action="store_true")
+    of_recipe.add_argument("--recipe")
+    of_recipe.add_argument("--set", nargs="+")
+    words = of_recipe.parse_known_args(list(map(str, options.words)))[1]
+    return shlex.join(["jtrees", *words, *(["--tree"] if tree else [])])
 
 
 def _held_out(
@@ -247,10 +244,7 @@ def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
 
 
 def _loaded(path: Path) -> Any:
-    """Returns the estimator in a file.
-
-    Raises ``DataError`` for another object, ``ValueError`` for another kind of file.
-    """
+    """Returns the estimator in a file; raises ``DataError`` for another object."""
     model = io.load(path)
     if not isinstance(model, TreeEstimator):
         raise DataError(f"{path} must hold a model of jtrees fit, or an estimator, got {type(model).__name__}")
@@ -301,28 +295,21 @@ def _readings(schema: Schema | None, names: list[str], decimal: str | None) -> d
 
 
 @contextlib.contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Context in which each warning is a line on standard error."""
-    with warnings.catch_warnings(action="default"):
-        for package in ("jax", "sklearn", "pandas", "matplotlib"):
-            warnings.filterwarnings("ignore", module=rf"{package}\.")
-        warnings.filterwarnings("ignore", "columns of x ", ColumnsWarning)  # these lines name options instead
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"jtrees: {one_line(Exception(message))}", file=sys.stderr
-        )
-        yield
-
-
-@contextlib.contextmanager
-def _log_as_lines() -> Iterator[None]:
-    """Context in which each information message of the library's log is a line on standard error."""
+def _messages_as_lines() -> Iterator[None]:
+    """Context in which warnings, and information messages of the library's log, are lines on standard error."""
     log, handler = logging.getLogger("jtrees"), logging.StreamHandler(sys.stderr)
     level = log.level
     handler.setFormatter(logging.Formatter("jtrees: %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    shown = lambda message, *_, **__: print(f"jtrees: {one_line(Exception(message))}", file=sys.stderr)
     try:
-        yield
+        with warnings.catch_warnings(action="default"):
+            for package in ("jax", "sklearn", "pandas", "matplotlib"):
+                warnings.filterwarnings("ignore", module=rf"{package}\.")
+            warnings.filterwarnings("ignore", "columns of x ", ColumnsWarning)  # these lines name options instead
+            warnings.showwarning = shown
+            yield
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
