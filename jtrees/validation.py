@@ -240,10 +240,8 @@ def hint_of_estimator(model: Any) -> str:
 
 def is_missing(value: Any) -> bool:
     """Returns whether a value is missing: None, NaN, or pandas' NA or NaT."""
-    if isinstance(value, (float, np.floating)):
+    if isinstance(value, (float, np.floating, np.datetime64)):
         return bool(value != value)
-    if isinstance(value, np.datetime64):
-        return bool(np.isnat(value))
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 

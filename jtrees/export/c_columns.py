@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees.export import template
-from jtrees.export.encoding import Field
+from jtrees.export.program import Field
 from jtrees.export.template import c_comment, c_literal, period_code
 from jtrees.tables.frame import Frame, level_codes
 from jtrees.tables.periods import PERIODS

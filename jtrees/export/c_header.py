@@ -8,8 +8,7 @@ import numpy as np
 
 from jtrees import io, validation
 from jtrees.export.c_columns import NO_FAST_MATH, Columns, Source
-from jtrees.export.encoding import fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Program, fields_of, program_of
 
 
 def to_c(

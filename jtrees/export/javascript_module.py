@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import Field
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Field, Program, program_of
 from jtrees.export.template import array, fill, period_code
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS, DATES, ISO, LARGEST, MONTHS, TIME

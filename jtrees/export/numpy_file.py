@@ -9,8 +9,7 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import MICROSECONDS, Field, fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import MICROSECONDS, Field, Program, fields_of, program_of
 from jtrees.export.template import array, fill, period_code
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import Field, fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Field, Program, fields_of, program_of
 from jtrees.tables import TableEncoder
 from jtrees.tables.parse import DAY
 from jtrees.tables.periods import level_number

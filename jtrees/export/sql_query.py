@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import Field
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Field, Program, program_of
 from jtrees.export.template import fill, sql_literal, sql_name
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
