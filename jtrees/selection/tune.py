@@ -228,8 +228,8 @@ class _Fits(NamedTuple):
     def _of_group(self, group: list[dict[str, Any]]) -> list[_Candidate]:
         """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
         fold_runs: list[dict[int, RunResult]] = [{} for _ in group]
-        runs = runs_of(self.recipe, group, {0: self.key}, self.splits, self.monitor, folder=self.folder)
-        for (i, _, fold), run in runs:
+        group_runs = runs_of(self.recipe, group, {0: self.key}, self.splits, self.monitor, folder=self.folder)
+        for (i, _, fold), run in group_runs:
             fold_runs[i][fold] = run
         evaluations: list[Any] = [split.evaluated for split in self.splits]
         weights = [np.ones(len(rows.x)) if rows.weight is None else rows.weight for rows in evaluations]
