@@ -1,6 +1,6 @@
 """The common base of the scikit-learn estimators (needs scikit-learn)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -71,8 +71,8 @@ class TreeEstimator(BaseEstimator):
     def _recipe(self, rows: int | None = None) -> Any:
         return with_options(self._default(rows), dict(self.recipe or {})) if self._is_default() else self.recipe
 
-    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray) -> None:
-        """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
+    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray, class_names: Sequence[str] | None = None) -> None:
+        """Fits to classes 0..K-1 with names, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
         recipe = self._recipe(len(x))
         numeric = x if isinstance(x, np.ndarray) else np.zeros((2, self.n_features_in_))
@@ -87,7 +87,8 @@ class TreeEstimator(BaseEstimator):
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options["monotone"] = self.monotonic_cst
         if self.validation_fraction is not None:
-            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y))
+            strata = None if class_names is None else np.array(class_names)[y]  # names, because errors quote them
+            training, held_out = divided(len(y), self.validation_fraction, rng, strata)
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
@@ -156,10 +157,6 @@ class TreeEstimator(BaseEstimator):
         if getattr(self, "_sample", None) is None:
             return state
         return {**state, "_importances": self.feature_importances_, "_sample": None}
-
-    def _strata(self, y: np.ndarray) -> np.ndarray | None:
-        """Returns what a validation set has in the same shares as the training rows, or None."""
-        return None
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
         """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table.

@@ -136,9 +136,10 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         x, labels, weight = positive_rows(x, labels, self._class_weighted(labels, sample_weight))
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
-            self._learn(x, labels, weight)
+            names = [str(label) for label in self.classes_[self._present]]
+            self._learn(x, labels, weight, names)
             if self.encoder_ is not None:  # names of features that are means of classes have labels instead of numbers
-                self.encoder_ = self.encoder_.with_class_names([str(label) for label in self.classes_[self._present]])
+                self.encoder_ = self.encoder_.with_class_names(names)
                 self.model_ = self.model_.replace(encoder=self.encoder_)
         else:
             self._learn_constant(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
@@ -161,9 +162,6 @@ class _Classifier(ClassifierMixin, TreeEstimator):
 
     def _task(self, y: np.ndarray) -> str:
         return "classification"
-
-    def _strata(self, y: np.ndarray) -> np.ndarray:
-        return np.array(list(map(str, self.classes_)))[self._present[y]]  # labels, which errors name
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""
