@@ -129,10 +129,9 @@ class SweepResult(NamedTuple):
 
     def _with_options(self, frame: Any, combinations: list[int]) -> Any:
         """Returns a frame whose options None stay None beside numbers; pandas writes NaN for them."""
-        for name in self.options[0]:
-            values = [self.options[c][name] for c in combinations]
-            if any(value is None for value in values):
-                frame[name] = np.array([*values, None], object)[:-1]
+        options = [self.options[c] for c in combinations]
+        for name in {name for row in options for name, value in row.items() if value is None}:
+            frame[name] = np.array([*(row.get(name, np.nan) for row in options), None], object)[:-1]
         return frame
 
     def _order(self) -> list[int]:
