@@ -74,7 +74,8 @@ class Columns:
         """Writes the declarations. If ``named``, a row is a struct, otherwise an array with columns by position."""
         self.source, self.fields, self.named = source, fields, named
         self.row = source.fill("$_row" if named else "double")
-        members, constants = set(_RESERVED.split()), {"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}
+        members: set[str] = set(_RESERVED.split())
+        constants = {"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}
         self.members = [_new_name(field.name, members) for field in fields]
         parts, body, place = [], [], 0
         if any(field.kind != "text" for field in fields):
