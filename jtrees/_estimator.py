@@ -17,7 +17,7 @@ from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
-from jtrees.selection.grid import options_of, with_options
+from jtrees.selection.grid import all_options, with_options
 from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
 from jtrees.tables.dataset import raw_rows
 from jtrees.tables.encoder import EncodedTable
@@ -32,29 +32,15 @@ _FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the numb
 
 
 class TreeEstimator(BaseEstimator):
-    """The common base of the estimators."""
-
     default_recipe: Recipe
-    _TASK: Any
-
-    recipe: Any
-    random_state: Any
-    validation_fraction: float | None
-    monotonic_cst: Any
-    columns: Any
-    missing: Sequence[str]
-    max_seconds: float | None
-    progress: bool
 
     def _store(self, parameters: Mapping[str, Any]) -> None:
         """Sets the parameters of ``__init__``, whose names scikit-learn reads from the signature of the estimator."""
         vars(self).update({name: value for name, value in parameters.items() if name != "self"})
 
-    # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
-
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Returns parameters by name. If ``deep``, includes options of the recipe and its bases (``recipe__depth``)."""
-        return super().get_params(deep=False) | (_options("recipe", self._recipe()) if deep else {})
+        return super().get_params(deep=False) | (all_options(self._recipe(), "recipe__") if deep else {})
 
     def set_params(self, **params: Any) -> Self:
         """Sets parameters by name; options of the recipe are named like ``recipe__depth``.
@@ -85,13 +71,8 @@ class TreeEstimator(BaseEstimator):
     def _recipe(self, rows: int | None = None) -> Any:
         return with_options(self._default(rows), dict(self.recipe or {})) if self._is_default() else self.recipe
 
-    def _task(self, y: np.ndarray) -> Any:
-        return self._TASK
-
-    # --- Fitting -----------------------------------------------------------------------------------------------------
-
-    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray) -> None:
-        """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
+    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray, class_names: Sequence[str] | None = None) -> None:
+        """Fits to classes 0..K-1 with names, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
         recipe = self._recipe(len(x))
         numeric = x if isinstance(x, np.ndarray) else np.zeros((2, self.n_features_in_))
@@ -106,7 +87,8 @@ class TreeEstimator(BaseEstimator):
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options["monotone"] = self.monotonic_cst
         if self.validation_fraction is not None:
-            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y))
+            strata = None if class_names is None else np.array(class_names)[y]  # names, because errors quote them
+            training, held_out = divided(len(y), self.validation_fraction, rng, strata)
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
@@ -117,14 +99,12 @@ class TreeEstimator(BaseEstimator):
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
-        self._keep(distributed.to_host(fitted.model))
-        self._sample, self._importances = self._features_of(x), None
+        self._keep(distributed.to_host(fitted.model), x)
         self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning)
 
     def _learn_constant(self, x: _Rows, constant_leaves: Any) -> None:
-        """Fits a tree with a single leaf to constant targets."""
         encoder: Any = x.encoder if isinstance(x, EncodedTable) else None
         if isinstance(x, Frame):
             schema, x = inferred(x, columns=self.columns, missing=self.missing)
@@ -132,23 +112,19 @@ class TreeEstimator(BaseEstimator):
         features = x.shape[1] if isinstance(x, np.ndarray) else len(encoder.feature_names)
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
         tree = tree.with_medians(np.median(x, axis=0)) if isinstance(x, np.ndarray) else FrameModel(tree, encoder)
-        self._keep(tree)
-        self._sample, self._importances = self._features_of(x), None
+        self._keep(tree, x)
         self.loss_, self.report_ = 0.0, FitReport()
 
-    def _keep(self, model: Any) -> None:
-        """Sets the attributes that hold the model."""
+    def _keep(self, model: Any, x: _Rows) -> None:
+        """Sets the attributes that hold the model, and features of evenly spaced training rows, for importances."""
         self.model_, self.encoder_, inner = model, None, model
         if isinstance(model, FrameModel):
             self.encoder_, inner = model.encoder, model.model
         self.tree_ = inner if isinstance(inner, ObliqueTree) else None
-
-    def _features_of(self, x: _Rows) -> np.ndarray:
-        """Returns the features of some evenly spaced training rows, from which importances are computed."""
         count = int(np.clip(_IMPORTANCE_ENTRIES // len(self._owner), _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS))
-        rows = np.unique(np.linspace(0, len(x) - 1, count).astype(int))
-        sample: Any = x[rows]
-        return sample if self.encoder_ is None else self.encoder_.encode(sample)
+        sample: Any = x[np.unique(np.linspace(0, len(x) - 1, count).astype(int))]
+        self._sample = sample if self.encoder_ is None else self.encoder_.encode(sample)
+        self._importances = None
 
     @property
     def _owner(self) -> np.ndarray:
@@ -182,14 +158,10 @@ class TreeEstimator(BaseEstimator):
             return state
         return {**state, "_importances": self.feature_importances_, "_sample": None}
 
-    def _strata(self, y: np.ndarray) -> np.ndarray | None:
-        """Returns what a validation set has in the same shares as the training rows, or None."""
-        return None
-
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
         """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table.
 
-        X may also be a raw table in the kinds of a schema, or, with y, an encoded table.
+        X may also be a raw table in the kinds of a schema, or, with y, an encoded table. With y, two rows are needed.
         """
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
@@ -198,29 +170,24 @@ class TreeEstimator(BaseEstimator):
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if raw and (isinstance(X, EncodedTable) or hasattr(X, "columns") or _has_text(X)):
-            min_rows = options.pop("ensure_min_samples", 1 if y else 0)
             frame = self._raw_table(X, training=True) if y else None
             targets = [validate_data(self, y=target, **options) for target in y]
-            self._check_columns(X, reset=bool(y))
+            table: Any = X.frame if isinstance(X, EncodedTable) else X
+            if not isinstance(table, Frame):
+                validate_data(self, table, skip_check_array=True, reset=bool(y))
+            elif y:  # the columns of a raw table are checked when its schema reads it
+                names = list(table.schema.columns)
+                self.n_features_in_, self.feature_names_in_ = len(names), np.asarray(names, object)
             frame = self._raw_table(X, training=False) if frame is None else frame
             check_consistent_length(frame, *targets)
-            if len(X) < min_rows:
-                raise ValueError(f"X must have at least {min_rows} rows, got {len(X)}")
+            if y and len(X) < 2:
+                raise ValueError(f"X must have at least 2 rows, got {len(X)}")
             return (frame, *targets) if y else frame
         options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan"}
         if not y:
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
-        x, targets = validate_data(self, X, *y, **options)
+        x, targets = validate_data(self, X, *y, ensure_min_samples=2, **options)
         return raw_rows(x, self.missing, self.columns) or x, targets
-
-    def _check_columns(self, X: Any, *, reset: bool) -> None:
-        """Checks the number and the names of the columns, or sets them if ``reset``."""
-        frame: Any = X.frame if isinstance(X, EncodedTable) else X
-        if not isinstance(frame, Frame):
-            validate_data(self, frame, skip_check_array=True, reset=reset)
-        elif reset:  # the columns of a raw table are checked when its schema reads it
-            names = list(frame.schema.columns)
-            self.n_features_in_, self.feature_names_in_ = len(names), np.asarray(names, object)
 
     def _raw_table(self, X: Any, *, training: bool) -> Any:
         """Returns the raw table of a DataFrame, or of an array of objects, whose columns are identified by position.
@@ -239,7 +206,8 @@ class TreeEstimator(BaseEstimator):
         names = list(schema.columns) if training else list(getattr(self, "feature_names_in_", schema.columns))
         if X.shape[1] != len(names):
             raise ValueError(f"X must have {len(names)} columns, got {X.shape[1]}")
-        return frame_of_objects(X, names, schema.used if schema.named else None, schema.missing)
+        schemas = schema.used if schema.named else None
+        return frame_of_objects(X, names, schemas=schemas, missing=schema.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""
@@ -271,8 +239,6 @@ class TreeEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-    # --- The tree ----------------------------------------------------------------------------------------------------
 
     def _single(self) -> ObliqueTree:
         check_is_fitted(self)
@@ -331,14 +297,6 @@ def _has_text(x: Any) -> bool:
     """Returns whether x is an array of objects ``(n, p)``, such as the cells of a DataFrame, that holds text."""
     cells = isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 2
     return cells and any(isinstance(cell, str) for cell in x.flat)
-
-
-def _options(name: str, value: Any) -> dict[str, Any]:
-    """Returns the options of a recipe and of its bases, by name."""
-    options = {}
-    for option, setting in options_of(value).items():
-        options |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
-    return options
 
 
 def positive_rows(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -142,7 +142,7 @@ def distill(
     processes.require_xla("jtrees.distill")
     checks.check_key(key)
     predicts, rows = _predictor(teacher), OriginalRows.from_table(x)
-    _check(recipe, rows.width, task, synthetic, max_seconds)
+    _check(recipe, rows.values.shape[1], task, synthetic, max_seconds)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _SYNTHETIC), (4,))))
     weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(rows)), np.float64)
     train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
@@ -190,9 +190,7 @@ def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> 
             f"task must be regression or classification, got {task}: fit it to the rewards that a teacher predicts"
         )
     if ratio is not None:
-        checks.check_number("synthetic", ratio, least=0)
-        if np.ndim(ratio):
-            raise ValueError(f"synthetic must be one number, got {checks.quoted(ratio)}")
+        checks.check_scalar("synthetic", ratio, least=0)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
 
@@ -259,9 +257,8 @@ def _encoded(teacher: Any, task: Task, y: np.ndarray) -> np.ndarray:
     classes = getattr(teacher, "classes_", None)
     if classes is None or not isinstance(task, Classification) or y.ndim != 1:
         return y
-    number = {label: i for i, label in enumerate(np.asarray(classes).tolist())}
-    for label in y.tolist():
-        if label not in number:
-            expected = f"the teacher's classes, {checks.quoted_list(number)}"
-            raise ValueError(f"y must hold {expected}, got {checks.quoted(label)}")
-    return np.array([number[label] for label in y.tolist()], np.int32)
+    number, labels = {label: i for i, label in enumerate(np.asarray(classes).tolist())}, y.tolist()
+    if unknown := [label for label in labels if label not in number]:
+        expected = f"the teacher's classes, {checks.quoted_list(number)}"
+        raise ValueError(f"y must hold {expected}, got {checks.quoted(unknown[0])}")
+    return np.array([number[label] for label in labels], np.int32)

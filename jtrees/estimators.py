@@ -27,12 +27,6 @@ except ImportError as error:
 
 
 class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
-    """The common base of the regressors."""
-
-    loss: Any
-    quantile: float | tuple[float, ...] | None
-    _TASK = "regression"
-
     def __init__(
         self,
         recipe: Any = None,
@@ -73,8 +67,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         raw = np.asarray(y)
         if raw.ndim and raw.dtype.kind in "OSUmM":  # scikit-learn does not locate invalid entries
             checks.as_numeric("y", y)
-        options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
-        x, targets = self._checked(X, y, **options)
+        x, targets = self._checked(X, y, multi_output=True, y_numeric=True)
         x, targets, weight = positive_rows(x, targets.astype(np.float64), sample_weight)
         columns = targets.reshape(len(targets), -1)
         single = columns.shape[1] == 1
@@ -102,11 +95,6 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 
 
 class _Classifier(ClassifierMixin, TreeEstimator):
-    """The common base of the classifiers."""
-
-    class_weight: Any
-    _TASK = "classification"
-
     def __init__(
         self,
         recipe: Any = None,
@@ -141,16 +129,17 @@ class _Classifier(ClassifierMixin, TreeEstimator):
             y = labels if labels.dtype.kind in "biuf" else y
             if labels.ndim == 1 and labels.dtype.kind in "OS":  # scikit-learn takes few types of labels
                 classes, y = coded_labels(labels)
-        x, labels = self._checked(X, y, ensure_min_samples=2)
+        x, labels = self._checked(X, y)
         check_classification_targets(labels)
         self.classes_, labels = coded_labels(labels) if classes is None else (classes, labels)
         _warn_of_spaces(self.classes_)
         x, labels, weight = positive_rows(x, labels, self._class_weighted(labels, sample_weight))
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
-            self._learn(x, labels, weight)
+            names = [str(label) for label in self.classes_[self._present]]
+            self._learn(x, labels, weight, names)
             if self.encoder_ is not None:  # names of features that are means of classes have labels instead of numbers
-                self.encoder_ = self.encoder_.with_class_names([str(label) for label in self.classes_[self._present]])
+                self.encoder_ = self.encoder_.with_class_names(names)
                 self.model_ = self.model_.replace(encoder=self.encoder_)
         else:
             self._learn_constant(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
@@ -171,8 +160,8 @@ class _Classifier(ClassifierMixin, TreeEstimator):
             raise ValueError(f"class_weight must hold finite numbers of at least 0 by label, not all 0, got {got}")
         return factors if sample_weight is None else factors * checks.relative_weight(sample_weight, len(labels))
 
-    def _strata(self, y: np.ndarray) -> np.ndarray:
-        return np.array(list(map(str, self.classes_)))[self._present[y]]  # labels, which errors name
+    def _task(self, y: np.ndarray) -> str:
+        return "classification"
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""

@@ -180,6 +180,12 @@ def written_whole(path: str | os.PathLike | IO[bytes]) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def write_file(path: str | os.PathLike | IO[bytes], contents: str | bytes | bytearray) -> None:
+    """Writes a file, with text in UTF-8, completely or not at all: see :func:`written_whole`."""
+    with written_whole(path) as file:
+        file.write(contents.encode() if isinstance(contents, str) else contents)
+
+
 def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
     """Returns a path on a disk or in a bucket, or an open file. ``pathlib`` would drop the double slash of a bucket."""
     if hasattr(path, "write") or hasattr(path, "read"):
@@ -193,20 +199,12 @@ def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
     return epath.Path(name)
 
 
-def _import_classes(contents: dict[str, Any]) -> None:
-    """Imports the modules of jtrees that register the classes of a file; ``ImportError`` if scikit-learn is missing."""
-    for module in filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))):
-        with contextlib.suppress(ModuleNotFoundError):  # another release has other modules
-            importlib.import_module(module)
-
-
 def _kinds() -> list[str]:
     """Returns the names of the classes with files that are registered."""
     return [_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)]
 
 
 def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
-    """Returns the header and the arrays of a file."""
     kind, arrays, name = type(saved).__name__, [], name_of(type(saved))
     contents: dict[str, Any] = {"format": FORMAT, "jtrees": __version__, "kind": kind}
     model, report = getattr(saved, "model", saved), getattr(saved, "report", None)
@@ -249,7 +247,9 @@ def load(path: str | os.PathLike | IO[bytes], *, like: Any = None) -> Any:
     """
     contents = _header(path := as_path(path))
     kind = contents["kind"]
-    _import_classes(contents)
+    for module in filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))):  # which register the classes
+        with contextlib.suppress(ModuleNotFoundError):  # another release has other modules
+            importlib.import_module(module)
     if kind not in _kinds():
         release = str(contents.get("jtrees"))[:40]
         raise ValueError(f"{path} of jtrees {release} holds a {quoted(kind)}, which jtrees {__version__} lacks")
@@ -293,9 +293,6 @@ def header(path: str | os.PathLike | IO[bytes]) -> dict[str, Any]:
 def _flat(state: Any) -> dict[str, Any]:
     """Returns the arrays of a state, by their paths."""
     return {jax.tree_util.keystr(path): jnp.asarray(a) for path, a in jax.tree_util.tree_leaves_with_path(state)}
-
-
-# --- Objects as plain data -------------------------------------------------------------------------------------------
 
 
 def _encoded_attributes(fitted: Any, arrays: _Arrays) -> Any:
@@ -388,9 +385,6 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
     return _CLASSES[name](**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
 
 
-# --- The file --------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _refusing(path: Any, contents: dict[str, Any] | None = None) -> Iterator[None]:
     """Context of reading a file, in which any error means an invalid file, or a file of another release."""
@@ -423,7 +417,6 @@ def _header(path: Any) -> dict[str, Any]:
 
 
 def _arrays(path: Any, contents: dict[str, Any]) -> list[Any]:
-    """Returns the arrays of a file, in their original types."""
     entries = contents["arrays"]
     double = [dtype for kind, dtype in entries if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
     if double:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrees import prediction, processes, validation
+from jtrees import prediction, processes, segments, validation
 from jtrees.tasks import Policy
 from jtrees.tasks.labels import check_labels
 
@@ -40,11 +40,7 @@ def classes_text(sizes: np.ndarray, texts: list[str], limit: int | None) -> str:
 
 
 def largest_terms(
-    weights: np.ndarray,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    *,
-    largest_first: bool = False,
+    weights: np.ndarray, max_terms: int | None, deviations: np.ndarray | None, *, largest_first: bool = False
 ) -> tuple[np.ndarray, int]:
     """Returns the indices of the ``max_terms`` terms of largest variation, in order, and the number of omitted terms.
 
@@ -62,18 +58,9 @@ def smaller_terms(number: int) -> str:
     return f"+ {number} smaller term{'' if number == 1 else 's'}"
 
 
-def linear_text(
-    weights: np.ndarray,
-    names: Sequence[str],
-    digits: int,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    *,
-    largest_first: bool = False,
-) -> str:
-    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights."""
-    # If there are more than `max_terms` terms, only the `largest_terms` are included.
-    shown, left_out = largest_terms(weights, max_terms, deviations, largest_first=largest_first)
+def linear_text(weights: np.ndarray, names: Sequence[str], digits: int, **chosen: Any) -> str:
+    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, with the terms of :func:`largest_terms`."""
+    shown, left_out = largest_terms(weights, **chosen)
     if not len(shown):
         return "0"
     term = lambda i: names[i] if abs(weights[i]) == 1 else f"{number_text(abs(float(weights[i])), digits)} {names[i]}"
@@ -88,13 +75,12 @@ def model_text(
     bounds: np.ndarray | None,
     names: Sequence[str],
     digits: int,
-    zero: float = 0,
+    zero: float,
     *,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    short: bool = False,
+    short: bool,
+    **chosen: Any,
 ) -> str:
-    """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`.
+    """Returns a linear model plus ``zero`` as text, with the terms of :func:`largest_terms`.
 
     ``bounds`` are the lower and the upper bound of the output, or None. ``zero`` is added to intercept and bounds,
     exactly. If ``short``, the largest terms come first, and bounds are omitted.
@@ -104,7 +90,7 @@ def model_text(
         return number(intercept if bounds is None else np.clip(intercept, *bounds))
     constant = number(intercept)
     sign = "-" if constant.startswith("-") else "+"
-    text = linear_text(slopes, names, digits, max_terms, deviations, largest_first=short)
+    text = linear_text(slopes, names, digits, largest_first=short, **chosen)
     between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds))
     return f"{text} {sign} {constant.removeprefix('-')}{between}"
 
@@ -207,7 +193,9 @@ def measured(
     kind = "action" if tree.is_policy else "class"
     labels = [f"{kind} {i}" for i in range(classes)] if class_names is None else list(map(str, class_names))
     if tree.is_policy:
-        for mean, texts in zip(_mean_rewards(tree, leaf, y), rows, strict=True):
+        rewards = Policy(classes).held_out_targets(y, len(leaf))
+        means = segments.means(leaf, rewards, len(rows), np.ones(len(leaf)), default=np.nan)
+        for mean, texts in zip(means, rows, strict=True):
             order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
@@ -220,15 +208,6 @@ def measured(
         count_texts = [f"{labels[i]}: {counts[i]}" for i in present]
         texts += [classes_text(counts[present], count_texts, max_terms)] if count_texts else []
     return deviations, rows
-
-
-def _mean_rewards(tree: Any, leaf: np.ndarray, rewards: Any) -> np.ndarray:
-    """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf."""
-    checked = Policy(tree.classes or 0).held_out_targets(rewards, len(leaf))
-    sums = np.zeros((len(tree.bias) + 1, checked.shape[1]))
-    np.add.at(sums, leaf, checked)
-    count = np.bincount(leaf, minlength=len(sums))[:, None]
-    return np.where(count, sums / np.maximum(count, 1), np.nan)
 
 
 def threshold_texts(tree: Any, digits: int) -> list[str]:
@@ -245,8 +224,8 @@ def threshold_texts(tree: Any, digits: int) -> list[str]:
 
 def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
     """Returns the prediction of a leaf as text."""
-    # `shown`: `max_terms` and `deviations` choose terms as in `split_text`. `class_names` are as in `to_text`. `short`
-    # lists the largest terms of linear leaves first, and omits bounds.
+    # `shown`: `max_terms` and `deviations` choose terms as in `largest_terms`. `class_names` are as in `to_text`.
+    # `short` lists the largest terms of linear leaves first, and omits bounds.
     y_zero = 0.0 if tree.origin is None or tree.origin.y is None else np.asarray(tree.origin.y, np.float64)
     return tree.leaves.describe(leaf, relative_names(tree, names), digits, y_zero, **shown)
 

@@ -7,7 +7,7 @@ only their shapes and dtypes are checked. Functions ``as_`` and ``check_`` with 
 from collections.abc import Iterable, Mapping, Sequence
 import operator
 import sys
-import types
+import traceback
 from typing import Any
 import warnings
 
@@ -19,7 +19,6 @@ MAX_DEPTH = 16
 MAX_NUMBERS = 2**31 - 1  # largest number of elements of an array, or of steps, for 32-bit sizes and counters
 Bound = int | float | None
 _LONGEST = 80  # characters of a quoted value
-_MOST = 5  # items of a quoted list
 
 
 def quoted(value: Any) -> str:
@@ -37,11 +36,11 @@ def quoted(value: Any) -> str:
     return text[: _LONGEST - 3 - len(closing)] + "..." + closing
 
 
-def listed(texts: Iterable[str], separator: str = ", ") -> str:
-    """Returns the first five texts, and the number of further texts, such as ``a, b, c, d, e and 2 more``."""
+def listed(texts: Iterable[str], separator: str = ", ", most: int = 5) -> str:
+    """Returns the first texts, and the number of further texts, such as ``a, b, c, d, e and 2 more``."""
     texts = list(texts)
-    omitted = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
-    return separator.join(texts[:_MOST]) + omitted
+    omitted = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + omitted
 
 
 def quoted_list(values: Iterable[Any]) -> str:
@@ -241,10 +240,8 @@ def hint_of_estimator(model: Any) -> str:
 
 def is_missing(value: Any) -> bool:
     """Returns whether a value is missing: None, NaN, or pandas' NA or NaT."""
-    if isinstance(value, (float, np.floating)):
+    if isinstance(value, (float, np.floating, np.datetime64)):
         return bool(value != value)
-    if isinstance(value, np.datetime64):
-        return bool(np.isnat(value))
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
@@ -274,16 +271,9 @@ class ColumnsWarning(UserWarning):
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line that called the library."""
-    frames, frame = [], sys._getframe()
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    inside = [level for level, frame in enumerate(frames, 1) if _is_of_library(frame)]
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe())]
+    inside = [level for level, name in enumerate(names, 1) if name.startswith("jtrees.")]
     warnings.warn(message, category, 1 + max(inside))
-
-
-def _is_of_library(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("jtrees.")
 
 
 def warn_of_gaps(counts: Mapping[str, int]) -> None:

@@ -19,8 +19,7 @@ import pytest
 
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export, losses
-from jtrees.export import encoding
-from jtrees.export.program import program_of
+from jtrees.export.program import fields_of, program_of
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
 from jtrees.tables.frame import level_codes
@@ -219,7 +218,7 @@ def compiled(header, body="", flags=()):
 
 def rows_in_c(model, frame, header):
     """A table as an array of the structs that a header declares."""
-    fields, table = encoding.fields_of(model.encoder), jtrees.tables.read_frame(frame)
+    fields, table = fields_of(model.encoder), jtrees.tables.read_frame(frame)
     members = re.findall(r"^  (?:int|double) (\w+);", header.read_text(), re.MULTILINE)
     kinds = [np.int32 if field.kind == "text" else np.float64 for field in fields]
     rows = np.zeros(len(frame), np.dtype(list(zip(members, kinds, strict=True)), align=True))
@@ -283,7 +282,7 @@ def in_onnx(model, rows, folder):
         inputs["x"] = np.float64(rows)
     else:
         table = jtrees.tables.read_frame(rows)
-        for field in encoding.fields_of(model.encoder):
+        for field in fields_of(model.encoder):
             raw = table.columns[field.name]
             text = field.kind == "text"
             inputs[field.name] = np.where(raw.missing, "", raw.values).astype(object) if text else raw.values

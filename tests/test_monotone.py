@@ -161,9 +161,9 @@ def test_estimators(signs):
 
 # A number with gaps, a text of three levels, and a number.
 COLUMNS = [
-    NamedColumn("age", 2, True, "number"),
-    NamedColumn("kind", 3, False, "text"),
-    NamedColumn("7", 1, True, "number"),
+    NamedColumn("age", 2, "number"),
+    NamedColumn("kind", 3, "text"),
+    NamedColumn("7", 1, "number"),
 ]
 
 

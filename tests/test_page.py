@@ -23,6 +23,7 @@ from jtrees.estimators import BoostedClassifier, TreeClassifier, TreeRegressor
 from jtrees.report.held_out import HeldOut
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
+from jtrees.tables.inference import inferred
 from jtrees.tasks.custom import named
 from tests import needs, sweeps
 from tests.houses import QUICK, TREE, dated, houses, run
@@ -129,7 +130,8 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     model = TreeClassifier(jtrees.GET(depth=3, starts=2, epochs=30, shrink=False), random_state=0)
     out = tmp_path / "page.html"
     other = BoostedClassifier({"rounds": 2, "patience": None})
-    held_out = HeldOut(model, other, jtrees.losses.SquaredError(), x, y, share=0.25, seed=0, forests=True)
+    data = {"x": x, "y": y, "frame": inferred(x)[1], "loss": jtrees.losses.SquaredError()}
+    held_out = HeldOut(model, other, share=0.25, seed=0, forests=True, **data)
     write_report(out, held_out, name="shops", target="y", command="jtrees report")
     train, _ = divided(len(y), 0.25, 0, y)
     codes = (y[train] == "yes").astype(int)

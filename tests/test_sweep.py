@@ -311,3 +311,11 @@ def test_an_option_that_is_none_stays_none_beside_numbers_in_a_frame():
     result = sweep(grid={"momentum": (None, 0.3)})
     for frame in (result.frame(), result.frame(by="mean")):
         assert set(frame["momentum"].tolist()) == {None, 0.3}
+
+
+def test_a_frame_of_samples_with_different_options_has_gaps():
+    result = sweep(grid=None, samples=[{"momentum": None}, {"learning_rate": 0.02}])
+    for frame in (result.frame(), result.frame(by="mean")):
+        frame = frame.sort_values("learning_rate")  # gaps come last
+        assert frame["learning_rate"].tolist()[0] == 0.02 and np.isnan(frame["learning_rate"].tolist()[1])
+        assert np.isnan(frame["momentum"].tolist()[0]) and frame["momentum"].tolist()[1] is None

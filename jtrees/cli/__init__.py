@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import sys
 from typing import Any
 
-from jtrees.cli.console import console
+from jtrees.cli.console import status_of
 from jtrees.cli.parser import parse
 
 
@@ -15,18 +15,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of the output has gone, which ends no command.
     """
     options = parse(arguments)
-    with console() as shown:
-        status = _run(options)
-    return shown.status(status)
+    return status_of(lambda: _run(options))
 
 
 def _run(options: Any) -> int:
     try:
         from jtrees.cli import commands  # a slow import, which the help does not need
-    except ImportError as error:
-        print(f'jtrees: {error}: the command line needs pip install "jtrees[cli]"', file=sys.stderr)
-        return 2
-    except ValueError as error:  # an environment variable of jtrees or JAX
-        print(f"jtrees: {error}", file=sys.stderr)
+    except (ImportError, ValueError) as error:  # a ValueError is of an environment variable of jtrees or JAX
+        remedy = ': the command line needs pip install "jtrees[cli]"' if isinstance(error, ImportError) else ""
+        print(f"jtrees: {error}{remedy}", file=sys.stderr)
         return 2
     return commands.run(options)

@@ -37,11 +37,8 @@ _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
 _HELD_OUT_OF_REPORT = 0.25
 _FEWEST = 30  # least number of rows of a table for a verdict
 _BACKGROUND = 100  # largest number of background rows of Shapley values
-_FORMATS = (
-    *(export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql),
-    *(export.to_javascript, export.to_javascript),
-)
-_WRITERS = dict(zip(SUFFIXES, _FORMATS, strict=True))
+_FORMATS = export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql, export.to_javascript
+_WRITERS = dict(zip(SUFFIXES, [*_FORMATS, export.to_javascript], strict=True))  # .js and .mjs
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     matplotlib.use("Agg")
     command = {"fit": _fit, "predict": _predict, "explain": _explain, "export": _export, "report": _report}
     try:
-        with _warnings_as_lines(), _log_as_lines():
+        with _messages_as_lines():
             return command[options.command](options)
     except (ValueError, ImportError, FloatingPointError) as error:
         print(f"jtrees: {one_line(error)}", file=sys.stderr)
@@ -62,15 +59,15 @@ def run(options: argparse.Namespace) -> int:
     return 2
 
 
-# --- Commands --------------------------------------------------------------------------------------------------------
-
-
 def _fit(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
         table, task = _labelled(options)
         recipe, y = recipe_of(options, task), targets_of(table.y)
-        started = time.perf_counter()
-        first = _held_out(options, recipe, table, y, task) if len(y) >= _FEWEST else None
+        started, first = time.perf_counter(), None
+        if len(y) >= _FEWEST:
+            third = options.max_seconds and options.max_seconds / 3
+            with warnings.catch_warnings(action="ignore"):  # the fit to all rows repeats the warnings
+                first = _held_out(options, recipe, table, task, third, share=_HELD_OUT, forests=False)
         interrupted = first is not None and "interrupted" in (first.model.report_.ended, first.other.report_.ended)
         if first is not None and interrupted:
             model, features = first.model, first.features
@@ -80,9 +77,8 @@ def _fit(options: argparse.Namespace) -> int:
             features = rows.features
             left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
             model = estimator_of(options, recipe, task, left, table.schema)
-            with warnings.catch_warnings():
-                # The verdict on held-out rows will say whether a baseline is better.
-                warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
+            # The verdict on held-out rows says whether a baseline is better.
+            with warnings.catch_warnings(action=None if first is None else "ignore", category=BehindBaselineWarning):
                 model.fit(rows, y)
         io.save(model, file)
     seconds = time.perf_counter() - started
@@ -123,34 +119,22 @@ def _advice(options: argparse.Namespace, held_out: HeldOut) -> str:
 
 def _command(options: argparse.Namespace, *, tree: bool) -> str:
     """Returns the command with the default recipe of one tree, or of a sum of trees."""
-    words, command = list(map(str, options.words)), []
-    while words:
-        option, equals, _ = (word := words.pop(0)).partition("=")
-        if option not in ("--recipe", "--set", "--tree"):
-            command.append(word)
-        elif not equals and option != "--tree":  # the recipe is the next word, and options go on to the next option
-            count = next((i for i, other in enumerate(words) if other.startswith("--")), len(words))
-            del words[: 1 if option == "--recipe" else count]
-    return shlex.join(["jtrees", *command, *(["--tree"] if tree else [])])
+    of_recipe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    of_recipe.add_argument("--tree", action="store_true")
+    of_recipe.add_argument("--recipe")
+    of_recipe.add_argument("--set", nargs="+")
+    words = of_recipe.parse_known_args(list(map(str, options.words)))[1]
+    return shlex.join(["jtrees", *words, *(["--tree"] if tree else [])])
 
 
 def _held_out(
-    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, y: np.ndarray, task: Task
+    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, task: Task, max_seconds: Any, **split: Any
 ) -> HeldOut:
-    """Returns the two estimators fitted to nine tenths of the rows, and rivals, in two thirds of the time limit."""
-    model, other = _pair(options, recipe, table, task, options.max_seconds and options.max_seconds / 3)
-    split: Any = {"share": _HELD_OUT, "seed": options.seed, "forests": False}
-    with warnings.catch_warnings():  # the fit to all rows repeats the warnings
-        warnings.simplefilter("ignore")
-        return HeldOut(model, other, loss_of(options), table.x, y, frame=table.frame, **split)
-
-
-def _pair(
-    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, task: Task, max_seconds: float | None
-) -> tuple[Any, Any]:
-    """Returns the estimator of a recipe, and a tree beside a sum, or a sum beside any other model."""
+    """Returns the fitted estimator of a recipe, a tree beside a sum or a sum beside any other model, and rivals."""
     other = default_recipe(options, task, boosted=not isinstance(recipe, jtrees.Boosted))
-    return tuple(estimator_of(options, candidate, task, max_seconds, table.schema) for candidate in (recipe, other))
+    pair = [estimator_of(options, candidate, task, max_seconds, table.schema) for candidate in (recipe, other)]
+    data: Any = {"x": table.x, "y": targets_of(table.y), "frame": table.frame, "loss": loss_of(options)}
+    return HeldOut(*pair, seed=options.seed, **data, **split)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -226,19 +210,14 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:
         table, task = _labelled(options)
-        model, other = _pair(options, recipe_of(options, task), table, task, options.max_seconds)
-        parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
-        with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
-            warnings.simplefilter("ignore", BehindBaselineWarning)
-            data: Any = {"x": table.x, "y": targets_of(table.y), "frame": table.frame}
-            held_out = HeldOut(model, other, loss_of(options), **data, **parts)
+        recipe, split = recipe_of(options, task), {"share": _HELD_OUT_OF_REPORT, "forests": True}
+        # The verdict on held-out rows replaces the warning.
+        with warnings.catch_warnings(action="ignore", category=BehindBaselineWarning):
+            held_out = _held_out(options, recipe, table, task, options.max_seconds, **split)
         command, advice = shlex.join(["jtrees", *map(str, options.words)]), _advice(options, held_out)
         write_report(file, held_out, name=table.name, target=str(table.y.name), command=command, advice=advice)
     print(f"written to {options.out}")
     return 0
-
-
-# --- Arguments -------------------------------------------------------------------------------------------------------
 
 
 def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
@@ -265,10 +244,7 @@ def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
 
 
 def _loaded(path: Path) -> Any:
-    """Returns the estimator in a file.
-
-    Raises ``DataError`` for another object, ``ValueError`` for another kind of file.
-    """
+    """Returns the estimator in a file; raises ``DataError`` for another object."""
     model = io.load(path)
     if not isinstance(model, TreeEstimator):
         raise DataError(f"{path} must hold a model of jtrees fit, or an estimator, got {type(model).__name__}")
@@ -319,29 +295,21 @@ def _readings(schema: Schema | None, names: list[str], decimal: str | None) -> d
 
 
 @contextlib.contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Context in which each warning is a line on standard error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        for package in ("jax", "sklearn", "pandas", "matplotlib"):
-            warnings.filterwarnings("ignore", module=rf"{package}\.")
-        warnings.filterwarnings("ignore", "columns of x ", ColumnsWarning)  # these lines name options instead
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"jtrees: {one_line(Exception(message))}", file=sys.stderr
-        )
-        yield
-
-
-@contextlib.contextmanager
-def _log_as_lines() -> Iterator[None]:
-    """Context in which each information message of the library's log is a line on standard error."""
+def _messages_as_lines() -> Iterator[None]:
+    """Context in which warnings, and information messages of the library's log, are lines on standard error."""
     log, handler = logging.getLogger("jtrees"), logging.StreamHandler(sys.stderr)
     level = log.level
     handler.setFormatter(logging.Formatter("jtrees: %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    shown = lambda message, *_, **__: print(f"jtrees: {one_line(Exception(message))}", file=sys.stderr)
     try:
-        yield
+        with warnings.catch_warnings(action="default"):
+            for package in ("jax", "sklearn", "pandas", "matplotlib"):
+                warnings.filterwarnings("ignore", module=rf"{package}\.")
+            warnings.filterwarnings("ignore", "columns of x ", ColumnsWarning)  # these lines name options instead
+            warnings.showwarning = shown
+            yield
     finally:
         log.removeHandler(handler)
         log.setLevel(level)

@@ -1,6 +1,6 @@
 """Standard output and standard error. If they cannot show a text, the text is dropped, and the command continues."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 import contextlib
 import os
 import sys
@@ -45,32 +45,23 @@ class _Stream:
                 os.close(nowhere)
 
 
-class Console:
-    """The two streams of a command."""
+def status_of(run: Callable[[], int]) -> int:
+    """Returns the exit status of a command, in which what is printed cannot raise an error.
 
-    def __init__(self) -> None:
-        self.streams = _Stream(sys.stdout), _Stream(sys.stderr)
-
-    def status(self, status: int) -> int:
-        """Returns the exit status: 141 instead of 0 if the reader has gone, and 2 after another error of the output."""
-        errors = [stream.error for stream in self.streams if stream.error is not None]
-        if status or not errors:
-            return status
-        if isinstance(errors[0], BrokenPipeError):
-            return _BROKEN_PIPE
-        print(f"jtrees: cannot show the output: {errors[0].strerror}", file=sys.stderr)
-        return 2
-
-
-@contextlib.contextmanager
-def console() -> Iterator[Console]:
-    """Context in which what is printed cannot raise an error."""
-    shown = Console()
-    output, errors = shown.streams
+    It is 141 instead of 0 if the reader of the output has gone, and 2 after another error of the output.
+    """
+    streams = output, errors = _Stream(sys.stdout), _Stream(sys.stderr)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):  # type: ignore[type-var]
         try:
-            yield shown
+            status = run()
         finally:
-            for stream in shown.streams:
+            for stream in streams:
                 stream.flush()
                 stream.close_broken()
+    error = output.error or errors.error
+    if status or error is None:
+        return status
+    if isinstance(error, BrokenPipeError):
+        return _BROKEN_PIPE
+    print(f"jtrees: cannot show the output: {error.strerror}", file=sys.stderr)
+    return 2

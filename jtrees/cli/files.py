@@ -166,10 +166,9 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         frame = frame.reset_index([name for name in frame.index.names if name is not None]).reset_index(drop=True)
     except ImportError as error:
         raise ImportError('Parquet needs pyarrow: pip install "jtrees[cli]"') from error
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
-    except ValueError as error:  # includes the errors of pyarrow
-        raise DataError(f"cannot read {file}: {one_line(error)}") from error
+    except (OSError, ValueError) as error:  # errors of pyarrow are ValueErrors
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise DataError(f"cannot read {file}: {reason}") from error
     frame.columns = pd.Index([str(name) for name in frame.columns])
     for name in frame:
         if frame[name].dtype == "object" and any(isinstance(value, Decimal) for value in frame[name]):

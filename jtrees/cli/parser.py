@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    """Adds a table with a target, and a recipe."""
     _add_table(parser, training=True)
     add = parser.add_argument
     add("--target", required=True, metavar="COLUMN", help="the column to predict")

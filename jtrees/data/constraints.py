@@ -15,13 +15,11 @@ class NamedColumn(NamedTuple):
     Attributes:
       name: its name.
       features: the number of features that the column becomes.
-      is_number: whether its first feature rises with the values of the column.
-      kind: the kind of its values, for messages.
+      kind: the kind of its values. The first feature of numbers and booleans rises with the values.
     """
 
     name: str
     features: int
-    is_number: bool
     kind: str
 
 
@@ -44,7 +42,9 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
     else:
         find = column_finder(names, "monotone")
         named_signs = [(find(column), sign) for column, sign in monotone.items()]
-    signs, place, signed = [0] * features, _places(columns, features), set()
+    signs, signed = [0] * features, set()
+    first = dict(zip(names, np.searchsorted(column_of_features(columns, features), range(len(names))), strict=True))
+    others = {column.name: column.kind for column in columns or () if column.kind not in ("number", "boolean")}
     for name, sign in named_signs:
         if name in signed:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
@@ -53,8 +53,11 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
             raise ValueError(
                 f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
             )
-        if sign:
-            signs[_place_of(name, place, columns)] = int(sign)
+        if sign and name in others:
+            got = f"got {checks.quoted(name)}, of the kind {others[name]}"
+            raise ValueError(f"monotone must name columns of numbers, {got}")
+        if sign:  # of the first feature; the second feature of a column of numbers marks missing values
+            signs[first[name]] = int(sign)
     return tuple(signs) if any(signs) else None
 
 
@@ -110,22 +113,6 @@ def column_finder(names: list[Any], argument: str) -> Callable[[Any], Any]:
         return name
 
     return find
-
-
-def _places(columns: Columns, features: int) -> dict[Any, int]:
-    """Returns the number of the feature of each numeric column, by name."""
-    if columns is None:
-        return {j: j for j in range(features)}
-    first = np.searchsorted(column_of_features(columns, features), range(len(columns)))
-    # A numeric column may have a second feature, which marks missing values.
-    return {column.name: int(first[i]) for i, column in enumerate(columns) if column.is_number}
-
-
-def _place_of(name: Any, places: dict[Any, int], columns: Columns) -> int:
-    if name not in places:
-        kind = next(column.kind for column in columns or () if column.name == name)
-        raise ValueError(f"monotone must name columns of numbers, got {checks.quoted(name)}, of the kind {kind}")
-    return places[name]
 
 
 def _number_of(name: Any) -> float | None:

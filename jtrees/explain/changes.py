@@ -80,7 +80,7 @@ def nearest_change(
       1 x0: 0 -> 0.2, x1: 0 -> 0.4
     """
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
-    sample = described.row("row", row)
+    sample = described.row(row)
     background = np.ma.array(features_of_rows(model, x), mask=described.gaps(x))
     free = described.free() & ~described.gaps(as_rows(row))[0]
     deviation = np.where(free, background.std(0).filled(0), 0.0)

@@ -40,11 +40,11 @@ class ExplainedColumns:
         gaps = self.model.encoder.gaps(x)
         return np.column_stack([gaps[name] for name in self.names])[:, self.owner]
 
-    def row(self, name: str, row: Any) -> np.ndarray:
+    def row(self, row: Any) -> np.ndarray:
         """Returns one row as features, ``(1, p)``."""
         x = features_of_rows(self.model, as_rows(row))
         if len(x) != 1:
-            raise ValueError(f"{name} must be one row, got {len(x)}")
+            raise ValueError(f"row must be one row, got {len(x)}")
         return x
 
     def summed(self, terms: np.ndarray) -> np.ndarray:

@@ -81,7 +81,7 @@ def path(model: Any, row: Any, *, feature_names: Sequence[str] | None = None) ->
       leaf 1: 10.
     """
     tree, columns = tree_of(model), ExplainedColumns.from_model(model, feature_names)
-    x = columns.row("row", row)
+    x = columns.row(row)
     z = relative(tree, x)[0]
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     place, nodes, margins = 0, [], []

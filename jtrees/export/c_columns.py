@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees.export import template
-from jtrees.export.encoding import Field
+from jtrees.export.program import Field
 from jtrees.export.template import c_comment, c_literal, period_code
 from jtrees.tables.frame import Frame, level_codes
 from jtrees.tables.periods import PERIODS
@@ -74,22 +74,19 @@ class Columns:
         """Writes the declarations. If ``named``, a row is a struct, otherwise an array with columns by position."""
         self.source, self.fields, self.named = source, fields, named
         self.row = source.fill("$_row" if named else "double")
-        members = _Names(set(_RESERVED.split()))
-        constants = _Names({"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"})
-        self.members = [members(field.name) for field in fields]
-        levels = {
-            field.name: [constants(f"{member}_{level}".upper()) for level in (*field.column.levels, "other", "missing")]
-            for field, member in zip(fields, self.members, strict=True)
-            if field.kind == "text"
-        }
+        members: set[str] = set(_RESERVED.split())
+        constants = {"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}
+        self.members = [_new_name(field.name, members) for field in fields]
         parts, body, place = [], [], 0
-        if len(levels) < len(fields):
+        if any(field.kind != "text" for field in fields):
             parts.append(NO_FAST_MATH)
         if any(field.kind == "date" and field.operations[-1].part for field in fields):
             parts.append(_calendar(source))
         for field, member in zip(fields, self.members, strict=True):
             if field.kind == "text":
-                parts.append(_level_functions(source, member, field, levels[field.name]))
+                levels = (*field.column.levels, "other", "missing")
+                names = [_new_name(f"{member}_{level}".upper(), constants) for level in levels]
+                parts.append(_level_functions(source, member, field, names))
             value = f"x->{member}" if named else f"x[{field.place}]"
             for operation in field.operations:
                 table = f"{member}_{operation.part}_features"
@@ -145,7 +142,6 @@ def _operation(source: Source, operation: Operation, value: str, place: int, tab
 
 
 def _calendar(source: Source) -> str:
-    """Returns the functions of the periods of dates."""
     functions = [source.fill(_DAYS)]
     for name, period in PERIODS.items():
         code = source.fill(period_code(name, _STEPS, **_UNITS))
@@ -168,20 +164,15 @@ def _level_functions(source: Source, member: str, field: Field, names: list[str]
     return source.fill(_LEVELS, CONSTANTS=constants, TEXTS=listed, **sizes, **ends, **column)
 
 
-class _Names:
-    """Creates C names that differ from each other."""
-
-    def __init__(self, used: set[str]):
-        self.used = set(used)
-
-    def __call__(self, text: str) -> str:
-        base = re.sub("[^0-9A-Za-z_]", "_", text[:_LONGEST])
-        # Names that begin with two underscores, or with an underscore and a capital, are reserved for the compiler.
-        base = f"x{base}" if re.match("$|_$|_[A-Z_]", base) else f"_{base}" if base[0].isdigit() else base
-        candidates = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(2)))
-        name = next(candidate for candidate in candidates if candidate not in self.used)
-        self.used.add(name)
-        return name
+def _new_name(text: str, used: set[str]) -> str:
+    """Returns a name in C that is not among the names ``used``, and adds it to them."""
+    base = re.sub("[^0-9A-Za-z_]", "_", text[:_LONGEST])
+    # Names that begin with two underscores, or with an underscore and a capital, are reserved for the compiler.
+    base = f"x{base}" if re.match("$|_$|_[A-Z_]", base) else f"_{base}" if base[0].isdigit() else base
+    candidates = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(2)))
+    name = next(candidate for candidate in candidates if candidate not in used)
+    used.add(name)
+    return name
 
 
 # Options for fast mathematics of GCC, Clang and MSVC. If an option is set, a comparison does not recognise NaN.

@@ -8,8 +8,7 @@ import numpy as np
 
 from jtrees import io, validation
 from jtrees.export.c_columns import NO_FAST_MATH, Columns, Source
-from jtrees.export.encoding import fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Program, fields_of, program_of
 
 
 def to_c(
@@ -58,8 +57,7 @@ def to_c(
     validation.check_choice("precision", precision, ("double", "float"))
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", prefix):
         raise ValueError(f"prefix must be a name in C, got {validation.quoted(prefix)}")
-    with io.written_whole(path) as file:
-        file.write(_header(program, Source(prefix), precision).encode())
+    io.write_file(path, _header(program, Source(prefix), precision))
 
 
 def _header(program: Program, source: Source, precision: str) -> str:
@@ -67,19 +65,8 @@ def _header(program: Program, source: Source, precision: str) -> str:
     padded = -(-p // 4) * 4
     reach, reached = _reach(program, padded)
     test_rows, rows = program.test_rows()
-    tables: list[Any] = [
-        ("float", "weights", program.weights, padded),
-        ("float", "bias", program.bias),
-        ("double", "zero", program.zero),
-        ("double", "offset", program.offset),
-        ("double", "test_out", program.predict(rows)),
-        ("float", "reach", reach),
-        ("double", "intercept", program.intercept),
-        ("float", "coefficients", program.coefficients),
-        ("double", "lower", program.lower),
-        ("double", "upper", program.upper),
-        ("int", "test_leaf", program.leaf(rows)),
-    ]
+    tables = program.arrays | {"reach": reach, "test_out": program.predict(rows), "test_leaf": program.leaf(rows)}
+    kinds = dict.fromkeys(["weights", "bias", "coefficients", "reach"], "float") | {"test_leaf": "int"}
     templates = {
         "LINK": _LINKS[program.link],
         "EXP": _EXP if program.link in ("softmax", "exp") else "",
@@ -89,7 +76,11 @@ def _header(program: Program, source: Source, precision: str) -> str:
     parts = {key: source.fill(text) for key, text in templates.items()}
     parts |= _parts_of_rows(program, source, precision, test_rows)
     parts |= {
-        "TABLES": "\n".join(source.table(*definition) for definition in tables if definition[2] is not None),
+        "TABLES": "\n".join(
+            source.table(kinds.get(name, "double"), name, values, padded if name == "weights" else None)
+            for name, values in tables.items()
+            if values is not None
+        ),
         "TREE_ARGUMENT": "" if program.single else "int tree, ",
         "LEAF": "0, " if program.single else "tree, ",
         "TEST_TREE": "" if program.single else "t, ",
@@ -112,16 +103,16 @@ def _header(program: Program, source: Source, precision: str) -> str:
 
 def _parts_of_rows(program: Program, source: Source, precision: str, test_rows: Any) -> dict[str, Any]:
     """Returns the parts of the template that depend on the type of a row: an array or a struct."""
-    encoder, table = program.encoder, source.table
+    encoder = program.encoder
     parts = {"ROW": precision, "NEXT": source.fill("$$_COLUMNS"), "ADDRESS": "x", "FEATURES_OF": "", "ENCODE": ""}
     width = len(program.zero) if encoder is None else len(encoder.schema.columns)
     parts["COLUMNS"] = source.fill("  $$_COLUMNS = @WIDTH@,\n", WIDTH=width)
     if encoder is None:
-        parts |= {"FEATURE": "(double)x[j]", "TESTS": table(precision, "test_x", test_rows)}
+        parts |= {"FEATURE": "(double)x[j]", "TESTS": source.table(precision, "test_x", test_rows)}
         parts["TEST_ROW"] = source.fill("    const @REAL@ *x = $_test_x[i];", REAL=precision)
         if program.medians is not None:
             parts["FEATURE"] = source.fill("(x[j] != x[j] ? $_medians[j] : (double)x[j])")
-            parts["ENCODE"] = NO_FAST_MATH + table("double", "medians", program.medians) + "\n"
+            parts["ENCODE"] = NO_FAST_MATH
         return parts
     columns = Columns(source, fields_of(encoder), named=encoder.schema.named)
     parts["TESTS"], parts["TEST_ROW"] = columns.test_rows(test_rows)

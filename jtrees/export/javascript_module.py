@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import Field
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Field, Program, program_of
 from jtrees.export.template import array, fill, period_code
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS, DATES, ISO, LARGEST, MONTHS, TIME
@@ -47,9 +46,7 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
     """
     program = program_of(model)
     names = column_names(model, None)
-    source = _source(program, program.fields(names), len(names))
-    with io.written_whole(path) as file:
-        file.write(source.encode())
+    io.write_file(path, _source(program, program.fields(names), len(names)))
 
 
 def _source(program: Program, fields: list[Field], width: int) -> str:

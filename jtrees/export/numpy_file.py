@@ -9,8 +9,7 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import MICROSECONDS, Field, fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import MICROSECONDS, Field, Program, fields_of, program_of
 from jtrees.export.template import array, fill, period_code
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS
@@ -40,9 +39,7 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
       >>> print(runpy.run_path("tree.py")["predict"](np.array([[2.0, 1.0]])))
       [10.]
     """
-    source = _source(program_of(model))
-    with io.written_whole(path) as file:
-        file.write(source.encode())
+    io.write_file(path, _source(program_of(model)))
 
 
 def _source(program: Program) -> str:
@@ -105,9 +102,8 @@ def _column(raw: RawColumn) -> str:
 def _moment(days: float, zone: str | None) -> str:
     """Returns the text of local days since 1970, with the offset of the zone from UTC if there is a zone."""
     milliseconds = np.datetime64(round(days * parse.DAY), "ms")
-    text = str(milliseconds.astype("datetime64[D]") if days == np.floor(days) and zone is None else milliseconds)
     if zone is None:
-        return text
+        return str(milliseconds)
     moment = milliseconds.astype(datetime.datetime)
     offset = zoneinfo.ZoneInfo("UTC" if zone == OFFSETS else zone)
     return moment.replace(tzinfo=offset).isoformat(timespec="milliseconds")

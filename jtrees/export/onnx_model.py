@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import Field, fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Field, Program, fields_of, program_of
 from jtrees.tables import TableEncoder
 from jtrees.tables.parse import DAY
 from jtrees.tables.periods import level_number
@@ -58,15 +57,16 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
       >>> [output.name for output in onnx.load("tree.onnx").graph.output]
       ['prediction', 'leaf']
     """
-    contents = _model(program_of(model)).SerializeToString()
-    with io.written_whole(path) as file:
-        file.write(contents)
+    io.write_file(path, _model(program_of(model)).SerializeToString())
 
 
 class _Graph:
     """Nodes and constants of a graph under construction. Names identify values."""
 
     def __init__(self) -> None:
+        import onnx  # an optional package
+
+        self.onnx: Any = onnx
         self.nodes: list[Any] = []
         self.names: dict[str, str] = {}  # of the first output of a node, by its contents
         self.constants: dict[tuple[Any, ...], Any] = {}  # by their contents
@@ -76,46 +76,48 @@ class _Graph:
 
         Inputs are names, or arrays for constants.
         """
-        from onnx import helper
-
         names = [operand if isinstance(operand, str) else self._constant(operand) for operand in inputs]
         if (name := self.names.get(contents := repr((operator, names, outputs, attributes)))) is not None:
             return name
         name = f"jtrees.{operator.lower()}_{len(self.nodes)}"  # a column may be called ``add_1``
         self.names[contents] = name
         further = [f"{name}.{i}" for i in range(1, outputs)]
-        self.nodes.append(helper.make_node(operator, names, [name, *further], **attributes))
+        self.nodes.append(self.onnx.helper.make_node(operator, names, [name, *further], **attributes))
         return name
 
-    def _constant(self, array: Any) -> str:
-        from onnx import numpy_helper
+    def cast(self, value: str, kind: str) -> str:
+        """Adds a conversion to a type of ONNX, such as ``"DOUBLE"``."""
+        return self("Cast", value, to=self.onnx.TensorProto.DataType.Value(kind))
 
+    def rows(self, name: str, kind: str, *shape: int) -> Any:
+        """Returns an input or an output of n rows of a type of ONNX."""
+        return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.DataType.Value(kind), ["n", *shape])
+
+    def _constant(self, array: Any) -> str:
         array = np.asarray(array, order="C")
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self.constants:
-            self.constants[key] = numpy_helper.from_array(array, f"jtrees.constant_{len(self.constants)}")
+            self.constants[key] = self.onnx.numpy_helper.from_array(array, f"jtrees.constant_{len(self.constants)}")
         return self.constants[key].name
 
 
 def _model(program: Program) -> Any:
-    from onnx import TensorProto, checker, helper
-
     add = _Graph()
-    double = lambda value: add("Cast", value, to=TensorProto.DOUBLE)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(program.zero)])]
-    features = "x"
+    helper = add.onnx.helper
+    inputs, features = [add.rows("x", "DOUBLE", len(program.zero))], "x"
     if program.encoder is not None:
         inputs, features = _encoded(add, program.encoder)
     elif program.medians is not None:
         features = add("Where", add("IsNaN", "x"), program.medians, "x")
-    z = double(add("Cast", add("Sub", features, program.zero), to=TensorProto.FLOAT))
+    z = add.cast(add.cast(add("Sub", features, program.zero), "FLOAT"), "DOUBLE")
     sums, leaves = [], []
     for tree in range(len(program.bias)):
         leaf = _leaf(add, z, program.weights[tree], program.bias[tree], program.depth)
         leaf_values = lambda values, leaf=leaf, tree=tree: add("Gather", values[tree], leaf, axis=0)
         value = leaf_values(program.intercept)
         if program.coefficients is not None:
-            terms = add("Mul", double(leaf_values(program.coefficients)), add("Unsqueeze", z, np.array([1])))
+            slopes = add.cast(leaf_values(program.coefficients), "DOUBLE")
+            terms = add("Mul", slopes, add("Unsqueeze", z, np.array([1])))
             value = add("Add", value, add("ReduceSum", terms, np.array([2]), keepdims=0))
         if program.lower is not None and program.upper is not None:
             value = add("Min", add("Max", value, leaf_values(program.lower)), leaf_values(program.upper))
@@ -132,37 +134,29 @@ def _model(program: Program) -> Any:
     last = squeezed(out, program.scalar), squeezed(add("Concat", *leaves, axis=1), program.single)
     for name, value in zip(("prediction", "leaf"), last, strict=True):
         add.nodes.append(helper.make_node("Identity", [value], [name]))
-    value = helper.make_tensor_value_info
-    output_shape = [] if program.scalar else [len(program.offset)]
-    leaf_shape = [] if program.single else [len(program.bias)]
-    outputs = [value("prediction", TensorProto.DOUBLE, ["n", *output_shape])]
-    outputs.append(value("leaf", TensorProto.INT64, ["n", *leaf_shape]))
+    outputs = [add.rows("prediction", "DOUBLE", *([] if program.scalar else [len(program.offset)]))]
+    outputs += [add.rows("leaf", "INT64", *([] if program.single else [len(program.bias)]))]
     constants, about = list(add.constants.values()), program.described()
     graph = helper.make_graph(add.nodes, "jtrees", inputs, outputs, constants, doc_string=about)
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_FOR_TEXT, 2)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="jtrees")
     model.ir_version = 8  # the version of the operators, which older runtimes read
-    if any(value.type.tensor_type.elem_type == TensorProto.STRING for value in inputs):
+    if any(value.type.tensor_type.elem_type == add.onnx.TensorProto.STRING for value in inputs):
         helper.set_model_props(model, {"text": _TEXT})
-    checker.check_model(model)
+    add.onnx.checker.check_model(model)
     return model
 
 
 def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
     """Adds the encoding of a raw table. Returns the inputs, and the name of the features, ``(n, p)``."""
-    from onnx import TensorProto, helper
-
-    fields, parts, inputs = fields_of(encoder), [], []
-    named = encoder.schema.named
-    if not named:
-        inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(encoder.schema.columns)]))
+    fields, parts, named = fields_of(encoder), [], encoder.schema.named
+    inputs = [] if named else [add.rows("x", "DOUBLE", len(encoder.schema.columns))]
     for field in fields:
         if named:
             if field.name in ("prediction", "leaf", "") or field.name.startswith("jtrees.") or "\0" in field.name:
                 reserved = "'', 'prediction', 'leaf', 'jtrees....' and texts with the character 0"
                 raise ValueError(f"columns must have other names in ONNX than {reserved}, got {quoted(field.name)}")
-            kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
-            inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
+            inputs.append(add.rows(field.name, "STRING" if field.kind == "text" else "DOUBLE"))
         value = field.name if named else add("Gather", "x", np.int64(field.place), axis=1)
         parts += [_OPERATIONS[operation.name](add, operation, field, value) for operation in field.operations]
     return inputs, add("Concat", *parts, axis=1)
@@ -174,9 +168,7 @@ def _difference(add: _Graph, operation: Operation, field: Field, value: str) -> 
 
 
 def _missing(add: _Graph, operation: Operation, field: Field, value: str) -> str:
-    from onnx import TensorProto
-
-    return add("Unsqueeze", add("Cast", add("IsNaN", value), to=TensorProto.DOUBLE), np.array([1]))
+    return add("Unsqueeze", add.cast(add("IsNaN", value), "DOUBLE"), np.array([1]))
 
 
 def _lookup(add: _Graph, operation: Operation, field: Field, value: str) -> str:
@@ -200,9 +192,7 @@ def _level(add: _Graph, operation: Operation, field: Field, value: str) -> str:
 
 def _period(add: _Graph, operation: Operation, field: Field, value: str) -> str:
     """Adds the rows of days since 1970 in the table of a period."""
-    from onnx import TensorProto
-
-    floor = lambda number: add("Cast", add("Floor", number), to=TensorProto.INT64)
+    floor = lambda number: add.cast(add("Floor", number), "INT64")
     missing = add("IsNaN", value)
     days = add("Where", missing, np.float64(0), value)
     time = add("Mul", add("Sub", days, add("Floor", days)), np.float64(DAY))
@@ -215,12 +205,10 @@ def _period(add: _Graph, operation: Operation, field: Field, value: str) -> str:
 
 def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int) -> str:
     """Adds a tree. Returns the name of its leaves, int64 ``(n,)``."""
-    from onnx import TensorProto
-
     above = 2 ** min(depth, _SCORED) - 1
     weights, wide = np.asarray(weights), np.float64
     score = add("Add", add("MatMul", z, wide(weights[:above].T)), wide(bias[:above]))
-    right = add("Cast", add("Greater", score, wide(0)), to=TensorProto.INT64)
+    right = add.cast(add("Greater", score, wide(0)), "INT64")
     # The root has number 1. The children of a node are 2 node and 2 node + 1.
     node = add("Add", add("Squeeze", add("Slice", right, *map(np.array, ([0], [1], [1]))), np.array([1])), np.int64(2))
     for level in range(1, depth):
@@ -229,8 +217,8 @@ def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int
             column = add("Unsqueeze", number, np.array([1]))
             bit = add("Squeeze", add("GatherElements", right, column, axis=1), np.array([1]))
         else:
-            node_values = lambda a, number=number: add("Cast", add("Gather", a, number, axis=0), to=TensorProto.DOUBLE)
+            node_values = lambda a, number=number: add.cast(add("Gather", a, number, axis=0), "DOUBLE")
             terms = add("ReduceSum", add("Mul", node_values(weights), z), np.array([1]), keepdims=0)
-            bit = add("Cast", add("Greater", add("Add", terms, node_values(bias)), wide(0)), to=TensorProto.INT64)
+            bit = add.cast(add("Greater", add("Add", terms, node_values(bias)), wide(0)), "INT64")
         node = add("Add", add("Mul", node, np.int64(2)), bit)
     return add("Sub", node, np.int64(2**depth))

@@ -1,4 +1,4 @@
-"""A tree or a forest as plain arrays: the common part of all export formats."""
+"""A tree or a forest, and the columns of a raw table, as plain arrays: the common part of all export formats."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,18 +7,81 @@ import jax
 import numpy as np
 
 from jtrees import exact, losses, prediction
-from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
-from jtrees.tables.frame import ColumnSchema
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.program import Operation
 from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
-from jtrees.validation import hint_of_estimator
+from jtrees.validation import hint_of_estimator, quoted
 
 _ARRAYS = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset", "medians")
 _TESTED = 10  # rows of a self-test
+MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
+
+
+class Field(NamedTuple):
+    """A column that the model uses.
+
+    Attributes:
+      name: name of the column.
+      place: position of the column in the raw table.
+      column: what the column holds.
+      operations: the program of the column.
+      missing: texts that mean a missing value.
+    """
+
+    name: str
+    place: int
+    column: ColumnSchema
+    operations: tuple[Operation, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``."""
+        return self.column.kind
+
+
+def fields_of(encoder: TableEncoder) -> list[Field]:
+    """Returns the columns that a model uses, in the order of their features.
+
+    Raises ``ValueError`` for levels in an array, because files find the columns of arrays by position, as numbers.
+    """
+    schema, fields = encoder.schema, []
+    if not schema.named and (text := [name for name, c in schema.used.items() if c.kind == "text"]):
+        raise ValueError(f"levels must be in a table with names, such as a DataFrame, got the column {quoted(text[0])}")
+    for place, (name, column) in enumerate(schema.columns.items()):
+        if name in encoder.encodings:
+            missing = tuple(text for text in schema.missing if text not in column.training_levels)
+            fields.append(Field(name, place, column, encoder.encodings[name].operations, missing))
+    return fields
+
+
+def test_table(encoder: TableEncoder, rows: int) -> Frame:
+    """Returns rows for the self-test of a file: numbers around their centres, all levels, and missing values."""
+    rng = np.random.default_rng(0)
+    sample = {}
+    for name, column in encoder.schema.columns.items():
+        missing = rng.random(rows) < 0.2
+        if column.kind == "drop":
+            sample[name] = RawColumn("number", np.zeros(rows))
+        elif column.kind == "text":
+            new_level = "\0" * (1 + max(map(len, column.training_levels), default=0))
+            levels = np.array([*column.levels, new_level], object)
+            sample[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
+            sample[name].values[missing] = None
+        else:
+            encoding = encoder.encodings[name]
+            values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
+            values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
+            if column.kind == "date":  # whole minutes; with a zone noon, because an hour may be left out in spring
+                values = np.floor(values * 1440) / 1440 if column.zone is None else np.floor(values) + 0.5
+            values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
+            source = "durations" if column.durations else "text"
+            sample[name] = RawColumn(column.kind, np.where(missing, np.nan, values), column.zone, source)
+    return Frame(sample, named=encoder.schema.named)
 
 
 class Program(NamedTuple):
@@ -70,15 +133,15 @@ class Program(NamedTuple):
         """Depth of the trees."""
         return (self.bias.shape[1] + 1).bit_length() - 1
 
-    def fields(self, feature_names: Sequence[str]) -> list[encoding.Field]:
+    def fields(self, feature_names: Sequence[str]) -> list[Field]:
         """Returns the columns of a row: the columns of the raw table, or a column of numbers for each feature name."""
         if self.encoder is not None:
-            return encoding.fields_of(self.encoder)
+            return fields_of(self.encoder)
         # If there are no medians, the feature of a missing number is NaN.
         centers = np.full(len(feature_names), np.nan) if self.medians is None else self.medians
         operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
         kind = ColumnSchema("number")
-        return [encoding.Field(name, j, kind, operations[j]) for j, name in enumerate(feature_names)]
+        return [Field(name, j, kind, operations[j]) for j, name in enumerate(feature_names)]
 
     def relative(self, x: np.ndarray) -> np.ndarray:
         """Returns samples relative to the origin, ``(n, p)`` float32."""
@@ -86,8 +149,7 @@ class Program(NamedTuple):
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
         """Returns the leaf of each sample in each tree, ``(n, trees)``."""
-        z = self.relative(x)
-        return np.stack([exact.leaf_index(w, b, z) for w, b in zip(self.weights, self.bias, strict=True)], axis=1)
+        return exact.leaf_index(self.weights, self.bias, self.relative(x)).T
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Returns predictions in double precision, ``(n, k)``."""
@@ -105,7 +167,7 @@ class Program(NamedTuple):
         The rows are random normal numbers in float32, or a raw table.
         """
         if self.encoder is not None:
-            table = encoding.test_table(self.encoder, _TESTED)
+            table = test_table(self.encoder, _TESTED)
             return table, self.encoder.encode(table)
         rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
         rows = (self.zero + rows).astype(np.float32).astype(np.float64)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import Field
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Field, Program, program_of
 from jtrees.export.template import fill, sql_literal, sql_name
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
@@ -82,9 +81,7 @@ def to_sql(
         raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")
     keys = [keys] if isinstance(keys, str) else list(keys)
     qualified = ".".join(map(sql_name, [table] if isinstance(table, str) else table))
-    statement = _statement(program, fields, qualified, keys, _output_names(program, keys, class_names))
-    with io.written_whole(path) as file:
-        file.write(statement.encode())
+    io.write_file(path, _statement(program, fields, qualified, keys, _output_names(program, keys, class_names)))
 
 
 def _output_names(program: Program, keys: list[str], class_names: Sequence[str] | None) -> list[str]:

@@ -66,9 +66,7 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
         (rows,) = export.symbolic_shape("n")
         x = jax.ShapeDtypeStruct((rows, features), jnp.float64)
         exported = export.export(jax.jit(evaluate), platforms=_PLATFORMS)(x)
-        contents = exported.serialize()
-    with io.written_whole(path) as file:
-        file.write(contents)
+    io.write_file(path, exported.serialize())
 
 
 def _evaluate(program: Program, x: Array) -> tuple[Array, Array]:

@@ -49,7 +49,6 @@ def plot_sweep(result: SweepResult) -> np.ndarray:
 
 
 def _plot(ax: Any, values: list[Any], losses: np.ndarray, *, connected: bool) -> None:
-    """Plots losses against the values of an option."""
     is_number = all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in values)
     if is_number:
         places = np.asarray(values, float)

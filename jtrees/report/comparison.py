@@ -14,6 +14,7 @@ from jtrees.description import count_free
 from jtrees.forest import Forest
 from jtrees.report.rivals import ITERATIONS, LinearModel, baselines
 from jtrees.tasks import Classification, Task
+from jtrees.text import number_text
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -120,8 +121,8 @@ class Comparison:
         else:
             verdict = f"{name} is better than {phrases(rivals)}"
         shown = rivals[: max(_SHOWN, len(better))]
-        against = [f"{_short(self.losses[rival])} for {_phrase(rival)}" for rival in shown]
-        model_loss = _short(self.losses[next(iter(self.losses))])
+        against = [f"{number_text(self.losses[rival], 4)} for {_phrase(rival)}" for rival in shown]
+        model_loss = number_text(self.losses[next(iter(self.losses))], 4)
         verdict = f"{verdict}: {self.measure} {model_loss}, {phrases(against)}, on {self.where}"
         return verdict[0].upper() + verdict[1:]
 
@@ -193,7 +194,7 @@ def compared(
         else:
             model_loss = max(model_loss, expected_loss)
         doubt = _UNSURE * (model_loss - uncharged)
-    has_time = (lambda: True) if monitor is None else monitor.has_time
+    has_time = None if monitor is None else monitor.has_time
     for name, rival in baselines(task, scaling.transform, has_time).items():
         is_linear = isinstance(rival, LinearModel)
         count = _largest_sample(task, table.x.shape[1]) if is_linear else len(trained)
@@ -227,11 +228,6 @@ def _charged(task: Task, loss: float, count: float, rows: int) -> float:
     left = 1 - count / rows
     power = 1.0 if task.loss_function.unit_exponent() == 1 and task.loss_function.link != "exp" else 2.0
     return loss / left**power if left > 0 else np.inf
-
-
-def _short(value: float) -> str:
-    """Returns a number as text with four digits; a large number has no exponent."""
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _phrase(name: str) -> str:

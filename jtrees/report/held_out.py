@@ -18,7 +18,6 @@ from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
 from jtrees.tables import Frame, TableEncoder
 from jtrees.tables.encoder import EncodedTable
-from jtrees.tables.inference import inferred
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.tasks.labels import coded_labels, label_array
 from jtrees.text import number_text
@@ -33,9 +32,7 @@ class HeldOutRows:
     """Training rows and held-out rows of a split. Models are fitted to the training rows and scored on held-out rows.
 
     ``kind`` is "regression" or "classification", ``loss`` the loss of regression. ``frame`` has the columns of x in the
-    kinds of a schema; None: x is read with the arguments ``reading`` of :func:`jtrees.tables.inference.inferred`, with
-    a schema of the training rows. Each class has the held-out share, if each class has two rows and the held-out rows
-    are enough.
+    kinds of a schema. Each class has the held-out share, if each class has two rows and the held-out rows are enough.
 
     Attributes:
       x_test, y_test, frame_test: the held-out rows as they came, their targets, and in the kinds of the schema.
@@ -47,29 +44,14 @@ class HeldOutRows:
         seconds of its fit.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        y: np.ndarray,
-        kind: Any,
-        loss: losses.Loss,
-        *,
-        frame: Frame | None = None,
-        share: float,
-        seed: int,
-        **reading: Any,
-    ):
+    def __init__(self, x: Any, y: np.ndarray, kind: Any, loss: losses.Loss, *, frame: Frame, share: float, seed: int):
         strata: Any = None
         if kind == "classification":
             counts = np.unique(y, return_counts=True)[1]
             strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
         train, test = held_out.divided(len(y), share, seed, strata)
         self.x_test, self.y_train, self.y_test = x.iloc[test], y[train], y[test]
-        if frame is None:
-            schema, self.frame_train = inferred(x.iloc[train], **reading)
-            self.frame_test = quiet(lambda: schema.read(self.x_test))
-        else:
-            self.frame_train, self.frame_test = frame[train], frame[test]
+        self.frame_train, self.frame_test = frame[train], frame[test]
         self.rows = encoded(self.frame_train, self.y_train, kind)
         self._labels = coded_labels(label_array(self.y_train)[0])[0] if kind == "classification" else np.array([])
         if kind == "classification" and (lacking := set(self.y_test.tolist()) - set(self._labels.tolist())):
@@ -154,20 +136,8 @@ class HeldOut(HeldOutRows):
       other_loss: names of the rivals that do not minimise the loss of the task.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        other: Any,
-        loss: losses.Loss,
-        x: Any,
-        y: np.ndarray,
-        *,
-        seed: int,
-        forests: bool,
-        **split: Any,
-    ):
-        kind = "classification" if is_classifier(model) else "regression"
-        super().__init__(x, y, kind, loss, seed=seed, columns=model.columns, missing=model.missing, **split)
+    def __init__(self, model: Any, other: Any, *, seed: int, forests: bool, **rows: Any):
+        super().__init__(kind="classification" if is_classifier(model) else "regression", seed=seed, **rows)
         self.model, self.other, self.seed = model, other, seed
         self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
         for name, estimator in ((self.name, model), (self.other_name, other)):
@@ -181,8 +151,6 @@ class HeldOut(HeldOutRows):
     def tree_estimator(self) -> Any:
         """The estimator whose model is one tree: the estimator itself, or else the other estimator; or None."""
         return next((estimator for estimator in (self.model, self.other) if estimator.tree_ is not None), None)
-
-    # --- Summary -----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def importances(self) -> tuple[dict[str, np.ndarray], str]:
@@ -233,6 +201,5 @@ def kind_of_model(model: Any) -> str:
 
 def quiet(function: Callable[[], Any]) -> Any:
     """Returns the result of a function without its warnings, such as warnings of missing values or convergence."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return function()

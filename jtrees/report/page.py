@@ -57,36 +57,30 @@ def write_report(
     An interrupted write leaves no partial file. ``name`` is the name of the data set, ``command`` made the report, and
     ``advice`` is a sentence on a better model for the summary, or "". Raises ``OSError`` if the page cannot be written.
     """
-    with plt.rc_context(_STYLE):
-        text = _rendered(held_out, name, target, command, advice)
-    with io.written_whole(path) as file:
-        file.write(text.encode())
-
-
-def _rendered(held_out: HeldOut, name: str, target: str, command: str, advice: str) -> str:
-    """Returns the page."""
     model, (falls, fall) = held_out.model, held_out.importances
     summary = [*held_out.summary(kind_of_model(model)), *filter(None, [advice])]
-    return _TEMPLATES.get_template("page.html").render(
-        held_out=held_out,
-        model=model,
-        name=name,
-        target=target,
-        command=command,
-        summary=[_terms(line) for line in (f"{summary[0]}.", *summary[1:])],
-        measure=held_out.task.loss_function.measure,
-        columns=_table(pd.Series(model.encoder_.described()).to_frame("read as")),
-        scores=_table(held_out.table().rename({held_out.name: f"jtrees, {held_out.name}"})),
-        targets=_targets(held_out, target),
-        tree=None if held_out.tree_estimator is None else _tree(held_out),
-        importances=_importances(falls),
-        fall=fall,
-        errors=_calibration(held_out) if held_out.classes else _residuals(held_out),
-        explanation=_lines(_explanation(held_out)),
-        files=_exported(model.model_),
-        versions=f"jtrees {jtrees.__version__}, jax {jax.__version__}, Python {platform.python_version()}, on "
-        f"{platform.machine()}, {jax.devices()[0].device_kind}",
-    )
+    with plt.rc_context(_STYLE):
+        page = _TEMPLATES.get_template("page.html").render(
+            held_out=held_out,
+            model=model,
+            name=name,
+            target=target,
+            command=command,
+            summary=[_terms(line) for line in (f"{summary[0]}.", *summary[1:])],
+            measure=held_out.task.loss_function.measure,
+            columns=_table(pd.Series(model.encoder_.described()).to_frame("read as")),
+            scores=_table(held_out.table().rename({held_out.name: f"jtrees, {held_out.name}"})),
+            targets=_targets(held_out, target),
+            tree=None if held_out.tree_estimator is None else _tree(held_out),
+            importances=_importances(falls),
+            fall=fall,
+            errors=_calibration(held_out) if held_out.classes else _residuals(held_out),
+            explanation=_lines(_explanation(held_out)),
+            files=_exported(model.model_),
+            versions=f"jtrees {jtrees.__version__}, jax {jax.__version__}, Python {platform.python_version()}, on "
+            f"{platform.machine()}, {jax.devices()[0].device_kind}",
+        )
+    io.write_file(path, page)
 
 
 def _tree(held_out: HeldOut) -> dict[str, Any]:
@@ -138,9 +132,6 @@ def _exported(model: Any) -> list[tuple[str, str, str]]:
     return files
 
 
-# --- Lines that wrap at terms ----------------------------------------------------------------------------------------
-
-
 def _terms(line: str) -> Markup:
     """Returns a line as HTML that wraps between the terms of a sum outside brackets, and between items with numbers."""
     first, *terms = re.split(r"(?: (?=[-+<>] )|(?<=[,;]) |(?<=:) (?=[^:,;\d]+\d))(?![^(\[]*[)\]])", line)
@@ -151,9 +142,6 @@ def _terms(line: str) -> Markup:
 def _lines(text: str) -> list[tuple[int, Markup]]:
     """Returns the indentation of each line, in characters, and the line as HTML."""
     return [(len(line) - len(line.lstrip("| ")), _terms(line)) for line in text.splitlines()]
-
-
-# --- Tables and charts -----------------------------------------------------------------------------------------------
 
 
 def _table(frame: pd.DataFrame) -> str:

@@ -53,17 +53,12 @@ class Constant:
         return np.broadcast_to(self.value, (len(x), *self.value.shape))
 
 
-def _has_time() -> bool:
-    """Returns that there is time: a function that pickle takes, unlike a lambda."""
-    return True
-
-
 class LinearModel:
     """A linear model of standardised features, after a function ``transform``, ``(n, p) -> (n, p)``.
 
-    Logistic regression and regression with a log link minimise the loss, while ``has_time()`` allows further steps. The
-    targets under a log link are divided by their mean. For other losses, least squares give the slopes, and the best
-    constant of the residuals is added. All slopes have a small ridge penalty.
+    Logistic regression and regression with a log link minimise the loss, while ``has_time()`` allows further steps, or
+    to the end if it is None. The targets under a log link are divided by their mean. For other losses, least squares
+    give the slopes, and the best constant of the residuals is added. All slopes have a small ridge penalty.
 
     Attributes:
       slopes: slopes of the standardised features, and the intercepts in the last row, ``(p + 1, k)``.
@@ -71,7 +66,7 @@ class LinearModel:
     """
 
     def __init__(
-        self, task: Task, transform: Callable[[Any], Any] = np.asarray, has_time: Callable[[], bool] = _has_time
+        self, task: Task, transform: Callable[[Any], Any] = np.asarray, has_time: Callable[[], bool] | None = None
     ):
         self.task, self.link, self.transform, self.has_time = task, task.link_name, transform, has_time
 
@@ -118,7 +113,7 @@ def _descended(
     y: np.ndarray,
     weight: np.ndarray,
     loss: Callable[..., tuple[np.ndarray, np.ndarray]],
-    has_time: Callable[[], bool],
+    has_time: Callable[[], bool] | None,
 ) -> np.ndarray:
     """Returns the slopes that minimise a loss with a ridge penalty, ``(p + 1, k)``.
 
@@ -139,7 +134,7 @@ def _descended(
         return (fractions * values).sum() + 0.5 * (ridge * slopes).sum(), gradient
 
     def stop_late(intermediate_result: Any) -> None:  # scipy passes the step under this name
-        if not has_time():
+        if has_time is not None and not has_time():
             raise StopIteration
 
     options: Any = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": ITERATIONS}, "callback": stop_late}
@@ -160,10 +155,7 @@ def _deviance(loss: losses.Loss, outputs: np.ndarray, y: np.ndarray) -> tuple[np
     return loss.of_predictions(mean, y) / 2, (mean - y) * mean ** (loss.unit_exponent() - 1)
 
 
-# --- The list --------------------------------------------------------------------------------------------------------
-
-
-def baselines(task: Task, *options: Callable[..., Any]) -> dict[str, Constant | LinearModel]:
+def baselines(task: Task, *options: Any) -> dict[str, Constant | LinearModel]:
     """Returns the unfitted models by name that need no scikit-learn. Every fit is compared with them.
 
     ``options`` are further arguments of :class:`LinearModel`.

@@ -63,8 +63,11 @@ def _text(value: Any, around: tuple[Any, ...]) -> str:
     text = functools.partial(_text, around=(*around, value))
     if isinstance(value, np.generic) and type(item := value.item()) in _PLAIN:
         return repr(item)
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"key({text([str(jax.random.key_impl(value)), jax.random.key_data(value)])})"
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return _array_text(value, text)
+        array = np.asarray(value)
+        return f"array {text(array.tolist()) if array.dtype == object else checksum(array)}"
     if isinstance(value, CustomLoss) and value.name is not None:
         return f"CustomLoss({text(value.name)})"
     if (library := _library_text(value)) is not None:
@@ -95,13 +98,6 @@ def _text(value: Any, around: tuple[Any, ...]) -> str:
     if isinstance(value, enum.Enum):
         return f"{kind}.{value.name}"
     return f"{kind}({text(_state(value, around))})"
-
-
-def _array_text(value: Any, text: Any) -> str:
-    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return f"key({text([str(jax.random.key_impl(value)), jax.random.key_data(value)])})"
-    array = np.asarray(value)
-    return f"array {text(array.tolist()) if array.dtype == object else checksum(array)}"
 
 
 def _package(module: Any) -> str:

@@ -16,7 +16,7 @@ from jtrees import __version__, distributed, io
 from jtrees.search import Recipe
 from jtrees.search.fit import FitResult, Fold
 from jtrees.selection.definition import checksum, definition
-from jtrees.selection.grid import options_of
+from jtrees.selection.grid import all_options
 from jtrees.validation import quoted
 
 _DESCRIPTION = "sweep.json"
@@ -75,7 +75,7 @@ class RunFolder:
         if file.exists():
             _check_same(file, description, os.fspath(path))
         elif distributed.is_first():
-            self._write(_DESCRIPTION, json.dumps(description, indent=1).encode())
+            io.write_file(file, json.dumps(description, indent=1))
 
     def on(self, splits: Sequence[Fold]) -> "RunFolder":
         """Returns the same folder for runs on other splits, such as splits with fewer training rows."""
@@ -85,22 +85,17 @@ class RunFolder:
 
     def read(self, name: str) -> RunResult | None:
         """Returns a finished run, or None. All processes must read the same runs in the same order."""
-        try:
-            run = self._run(name)
-        except (OSError, ValueError, TypeError, KeyError):  # the run is missing, or a file is damaged: run it again
-            run = None
+        run, fit, row_losses = None, None, np.zeros(0)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing or damaged: it is run again
+            numbers = json.loads((self._path / f"{name}.json").read_text())
+            if self._keeps == "row losses":
+                stream = streams.BytesIO((self._path / f"{name}.npy").read_bytes())
+                row_losses = np.lib.format.read_array(stream, allow_pickle=False)
+            elif numbers["has_fit"]:
+                fit = io.load(self._path / f"{name}.jtrees")
+            loss, size, seconds = (float(numbers[field]) for field in ("loss", "size", "seconds"))
+            run = RunResult(fit, row_losses, loss, size, str(numbers["state"]), seconds)
         return run if distributed.minimum(float(run is not None)) else None
-
-    def _run(self, name: str) -> RunResult:
-        """Returns a finished run; raises an error if a file is missing or damaged."""
-        numbers, fit, row_losses = json.loads((self._path / f"{name}.json").read_text()), None, np.zeros(0)
-        if self._keeps == "row losses":
-            stream = streams.BytesIO((self._path / f"{name}.npy").read_bytes())
-            row_losses = np.lib.format.read_array(stream, allow_pickle=False)
-        elif numbers["has_fit"]:
-            fit = io.load(self._path / f"{name}.jtrees")
-        loss, size, seconds = (float(numbers[field]) for field in ("loss", "size", "seconds"))
-        return RunResult(fit, row_losses, loss, size, str(numbers["state"]), seconds)
 
     def is_mine(self, name: str) -> bool:
         """Returns whether a run is in the share of this process. Names are checksums, so shares are about equal."""
@@ -117,17 +112,14 @@ class RunFolder:
         has_fit = False
         if self._keeps == "row losses":
             np.save(stream := streams.BytesIO(), run.row_losses, allow_pickle=False)
-            self._write(f"{name}.npy", stream.getvalue())
+            io.write_file(self._path / f"{name}.npy", stream.getvalue())
         elif run.fit is not None:
             with contextlib.suppress(ValueError):  # a model or a report that is not data costs the file of its fit
                 io.save(run.fit, self._path / f"{name}.jtrees")
                 has_fit = True
         numbers = {"loss": run.loss, "size": run.size, "state": run.state, "seconds": round(run.seconds, 3)}
-        self._write(f"{name}.json", json.dumps(identity | numbers | {"has_fit": has_fit}, default=repr).encode())
-
-    def _write(self, name: str, contents: bytes) -> None:
-        with io.written_whole(self._path / name) as file:
-            file.write(contents)
+        contents = json.dumps(identity | numbers | {"has_fit": has_fit}, default=repr)
+        io.write_file(self._path / f"{name}.json", contents)
 
 
 def folder_of(
@@ -182,13 +174,13 @@ def _description(recipe: Recipe, key: Array, splits: Sequence[Fold]) -> dict[str
     arrays: dict[str, Any] = {name: [getattr(table, field) for table in tables] for name, field in rows.items()}
     held_out = [table for split in splits if (table := split.evaluated) is not None]
     arrays["validation"] = [(table.x, table.y, table.weight) for table in held_out]
-    encoder = tables[0].encoder
+    encoder, options = tables[0].encoder, all_options(recipe)
     schema = None if encoder is None else {**encoder.schema.columns, "": encoder.schema.missing}
     return {
         "jtrees": __version__,
         "jax_enable_x64": str(jax.config.jax_enable_x64),
         "recipe": definition("recipe", type(recipe)),
-        **_option_texts(recipe),
+        **{name: definition(name, type(v) if isinstance(v, Recipe) else v) for name, v in options.items()},
         "key": definition("key", key),
         "task": definition("task", tables[0].task),
         "columns": checksum(definition("columns", schema)),
@@ -196,22 +188,9 @@ def _description(recipe: Recipe, key: Array, splits: Sequence[Fold]) -> dict[str
     }
 
 
-def _option_texts(recipe: Any, prefix: str = "") -> dict[str, str]:
-    """Returns the options of a recipe and of its base recipes as text, by their full names."""
-    texts = {}
-    for name, value in options_of(recipe).items():
-        full = f"{prefix}{name}"
-        is_recipe = isinstance(value, Recipe)
-        texts[full] = definition(full, type(value) if is_recipe else value)
-        texts |= _option_texts(value, f"{full}__") if is_recipe else {}
-    return texts
-
-
 def _options_text(options: Mapping[str, Any]) -> str:
-    """Returns the options of a combination as text."""
     return str([(name, definition(name, value)) for name, value in sorted(options.items())])
 
 
 def _row_checksums(splits: Sequence[Fold]) -> list[str]:
-    """Returns the checksum of the training rows of each split."""
     return [checksum([split.table.x, split.table.y, split.table.weight]) for split in splits]

@@ -21,6 +21,14 @@ def options_of(recipe: Any) -> dict[str, Any]:
     return dict(vars(recipe)) if isinstance(recipe, Recipe) else {}
 
 
+def all_options(recipe: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the options of a recipe or mapping and of its bases, by full name such as ``"base__depth"``."""
+    options = {}
+    for name, value in options_of(recipe).items():
+        options |= {f"{prefix}{name}": value} | all_options(value, f"{prefix}{name}__")
+    return options
+
+
 def with_options(recipe: Any, options: dict[str, Any]) -> Any:
     """Returns the recipe with changed options, by name; an option of a base recipe is ``"base__depth"``.
 
@@ -41,18 +49,10 @@ def _unknown(recipe: Any, available: Mapping[str, Any], name: str) -> str:
     listed = quoted_list(available) or "none"
     if isinstance(recipe, Mapping):
         return f"options by name are {listed}, got {quoted(name)}: only an option with a value can be varied"
-    place = _place_of(recipe, name) or next(iter(difflib.get_close_matches(name, available, 1)), None)
-    remedy = f": write {quoted(place)}" if place else ""
+    places = [full for full in all_options(recipe) if full.endswith(f"__{name}")]
+    places += difflib.get_close_matches(name, available, 1)
+    remedy = f": write {quoted(places[0])}" if places else ""
     return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}{remedy}"
-
-
-def _place_of(recipe: Any, name: str) -> str | None:
-    """Returns the full name of an option of a base or of a mapping, or None."""
-    for first, value in options_of(recipe).items():
-        inside = options_of(value)
-        if rest := name if name in inside else _place_of(value, name):
-            return f"{first}__{rest}"
-    return None
 
 
 def combinations_of(

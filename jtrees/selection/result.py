@@ -1,7 +1,6 @@
 """The result of a sweep: its runs, the best of them, and tables."""
 
 from collections.abc import Iterable
-import itertools
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -82,12 +81,11 @@ class SweepResult(NamedTuple):
         ``state``. If the folds have different states, the state is ``"diverged"`` if a fold diverged, else
         ``"interrupted"``.
         """
-        cells = itertools.product(range(len(self.options)), range(len(self.seeds)))
         return [
             self.options[c]
             | {"seed": self.seeds[s], "loss": float(self.losses[c, s].mean()), "size": float(self.sizes[c, s].mean())}
             | {"seconds": float(self.seconds[c, s].sum()), "state": state_of_folds(self.states[c, s])}
-            for c, s in cells
+            for c, s in np.ndindex(self.losses.shape[:2])
         ]
 
     def _mean_row(self, combination: int) -> dict[str, Any]:
@@ -129,10 +127,9 @@ class SweepResult(NamedTuple):
 
     def _with_options(self, frame: Any, combinations: list[int]) -> Any:
         """Returns a frame whose options None stay None beside numbers; pandas writes NaN for them."""
-        for name in self.options[0]:
-            values = [self.options[c][name] for c in combinations]
-            if any(value is None for value in values):
-                frame[name] = np.array([*values, None], object)[:-1]
+        options = [self.options[c] for c in combinations]
+        for name in {name for row in options for name, value in row.items() if value is None}:
+            frame[name] = np.array([*(row.get(name, np.nan) for row in options), None], object)[:-1]
         return frame
 
     def _order(self) -> list[int]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-import itertools
 import os
 from typing import Any, Literal
 
@@ -157,9 +156,6 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(checks.check_count("seeds", seed, least=0) for seed in seeds))
 
 
-# --- Runs and their evaluation ---------------------------------------------------------------------------------------
-
-
 def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Fold]:
     """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None."""
     if validation is None:
@@ -203,7 +199,7 @@ def runs_of(
     has the key of each seed; ``batch`` is as for :func:`sweep`.
     """
     seeds = list(keys)
-    cells = list(itertools.product(range(len(combinations)), range(len(seeds)), range(len(splits))))
+    cells = list(np.ndindex(len(combinations), len(seeds), len(splits)))
     names: dict[tuple[int, int, int], str] = {}
     if folder is not None:
         names = {(i, j, k): folder.run_name(combinations[i], seeds[j], k) for i, j, k in cells}

@@ -121,11 +121,9 @@ def tune(
         splits = splits_of(recipe, dataset, validation, split_key)
         files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", combinations)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
+    fits = _Fits(recipe, splits, search_key, monitor, files)
     with compilation.default_settings(), distributed.together("jtrees.tune"), monitor.interruptible():
-        if halving is None:
-            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, files), []
-        else:
-            evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, halving, files)
+        evaluated, left = (fits.trials(combinations), []) if halving is None else fits.halved(combinations, halving)
     if monitor.ended == "interrupted":
         compared = f"{len(evaluated)} of {len(combinations)} combinations"
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
@@ -138,9 +136,6 @@ def tune(
     status = result.report.ended if monitor.ended == "finished" else monitor.ended
     tuning, seconds = Tuning(options=chosen, trials=trials), time.monotonic() - started
     return result.replace(report=result.report.replace(tuning=tuning, ended=status, seconds=seconds))
-
-
-# --- The trials ------------------------------------------------------------------------------------------------------
 
 
 class _Candidate(NamedTuple):
@@ -163,105 +158,93 @@ class _Candidate(NamedTuple):
         return float(np.std(self.losses - other.losses, ddof=1) / np.sqrt(len(self.losses))) if paired else 0.0
 
 
-def _halved(
-    recipe: Recipe,
-    combinations: list[dict[str, Any]],
-    splits: list[Fold],
-    key: Array,
-    monitor: Monitor,
-    factor: int,
-    folder: RunFolder | None,
-) -> tuple[list[_Candidate], list[_Candidate]]:
-    """Evaluates the combinations on few rows, and the best combinations on more rows.
+class _Fits(NamedTuple):
+    """The fits of a recipe with other options, and their losses on the held-out rows of the splits."""
 
-    Returns the trials on the largest number of rows, and the trials on fewer rows. Each combination has one trial, its
-    last. After a deadline, interrupted combinations keep their trial on fewer rows.
-    """
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
-    last, left = [], []
-    fewest = min(len(split.table.x) for split in splits)
-    for rows in [*budgets(len(combinations), fewest, factor), None]:
-        samples = splits if rows is None else subsampled(splits, rows, rng)
-        if samples is None:
-            continue
-        if last:
-            last.sort(key=lambda trial: trial.loss)
-            combinations = [trial.options for trial in last[: math.ceil(len(last) / factor)]]
-        files = None if folder is None else folder.on(samples)
-        trials = _evaluate(recipe, combinations, samples, key, monitor, files, halving=True, has_trials=bool(last))
-        if last and not any(np.isfinite(trial.loss) for trial in trials):
-            break
-        evaluated = {id(trial.options) for trial in trials}
-        left += [trial for trial in last if id(trial.options) not in evaluated]
-        last = trials
-        if monitor.ended != "finished":
-            break
-    return last, left
+    recipe: Recipe
+    splits: list[Fold]
+    key: Array
+    monitor: Monitor
+    folder: RunFolder | None
 
+    def halved(self, combinations: list[dict[str, Any]], factor: int) -> tuple[list[_Candidate], list[_Candidate]]:
+        """Evaluates the combinations on few rows, and the best combinations on more rows.
 
-def _evaluate(
-    recipe: Recipe,
-    combinations: list[dict[str, Any]],
-    splits: list[Fold],
-    key: Array,
-    monitor: Monitor,
-    folder: RunFolder | None,
-    halving: bool = False,
-    has_trials: bool = False,
-) -> list[_Candidate]:
-    """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
+        Returns the trials on the largest number of rows, and the trials on fewer rows. Each combination has one trial,
+        its last. After a deadline, interrupted combinations keep their trial on fewer rows.
+        """
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(self.key)).ravel())
+        last, left = [], []
+        fewest = min(len(split.table.x) for split in self.splits)
+        for rows in [*budgets(len(combinations), fewest, factor), None]:
+            samples = self.splits if rows is None else subsampled(self.splits, rows, rng)
+            if samples is None:
+                continue
+            if last:
+                last.sort(key=lambda trial: trial.loss)
+                combinations = [trial.options for trial in last[: math.ceil(len(last) / factor)]]
+            folder = None if self.folder is None else self.folder.on(samples)
+            fits = self._replace(splits=samples, folder=folder)
+            trials = fits.trials(combinations, halving=True, has_trials=bool(last))
+            if last and not any(np.isfinite(trial.loss) for trial in trials):
+                break
+            evaluated = {id(trial.options) for trial in trials}
+            left += [trial for trial in last if id(trial.options) not in evaluated]
+            last = trials
+            if self.monitor.ended != "finished":
+                break
+        return last, left
 
-    In ``halving``, all combinations are evaluated, in the given order. Interrupted combinations are returned only if
-    there are no finite finished trials. ``has_trials`` says that the caller has earlier trials.
-    """
-    common = [name for name in combinations[0] if all(name in options for options in combinations)]
-    depth = next((name for name in common if name.split("__")[-1] == "depth" and not halving), "")
-    groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
-    if depth:
-        groups.sort(key=lambda group: group[0][depth])
-    trials: list[_Candidate] = []
-    best, since = None, 0
-    for _, groups_of_depth in itertools.groupby(groups, key=lambda group: group[0].get(depth)):
-        for group in groups_of_depth:
-            if (trials or has_trials) and not monitor.has_time():
-                return trials
-            trials += _evaluate_group(recipe, group, splits, key, monitor, folder)
-            if monitor.ended != "finished":
-                complete = [trial for trial in trials if trial.state != "interrupted"]
-                return complete if has_trials or any(np.isfinite(trial.loss) for trial in complete) else trials
-        current = min(trials, key=lambda trial: trial.loss)
-        improved = best is None or best.loss - current.loss > best.error(current)
-        best, since = (current, 0) if improved else (best, since + 1)
-        if depth and since >= _PATIENCE:
-            break
-    return trials
+    def trials(
+        self, combinations: list[dict[str, Any]], *, halving: bool = False, has_trials: bool = False
+    ) -> list[_Candidate]:
+        """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
 
+        In ``halving``, all combinations are evaluated, in the given order. Interrupted combinations are returned only
+        if there are no finite finished trials. ``has_trials`` says that the caller has earlier trials.
+        """
+        common = [name for name in combinations[0] if all(name in options for options in combinations)]
+        depth = next((name for name in common if name.split("__")[-1] == "depth" and not halving), "")
+        groups = [[combinations[i] for i in group] for group in groups_of(self.recipe, combinations)]
+        if depth:
+            groups.sort(key=lambda group: group[0][depth])
+        trials: list[_Candidate] = []
+        best, since = None, 0
+        for _, groups_of_depth in itertools.groupby(groups, key=lambda group: group[0].get(depth)):
+            for group in groups_of_depth:
+                if (trials or has_trials) and not self.monitor.has_time():
+                    return trials
+                trials += self._of_group(group)
+                if self.monitor.ended != "finished":
+                    complete = [trial for trial in trials if trial.state != "interrupted"]
+                    return complete if has_trials or any(np.isfinite(trial.loss) for trial in complete) else trials
+            current = min(trials, key=lambda trial: trial.loss)
+            improved = best is None or best.loss - current.loss > best.error(current)
+            best, since = (current, 0) if improved else (best, since + 1)
+            if depth and since >= _PATIENCE:
+                break
+        return trials
 
-def _evaluate_group(
-    recipe: Recipe,
-    group: list[dict[str, Any]],
-    splits: list[Fold],
-    key: Array,
-    monitor: Monitor,
-    folder: RunFolder | None,
-) -> list[_Candidate]:
-    """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
-    fold_runs: list[dict[int, RunResult]] = [{} for _ in group]
-    for (i, _, fold), run in runs_of(recipe, group, {0: key}, splits, monitor, folder=folder):
-        fold_runs[i][fold] = run
-    evaluations: list[Any] = [split.evaluated for split in splits]
-    weights = [np.ones(len(rows.x)) if rows.weight is None else rows.weight for rows in evaluations]
-    evaluated = []
-    for options, runs in zip(group, fold_runs, strict=True):
-        if runs and len(runs) == max(map(len, fold_runs)):
-            runs = dict(sorted(runs.items()))
-            # Weights are normalised over all folds together, so a row has the same influence in every fold.
-            weight = segments.mean_one(np.concatenate([weights[fold] for fold in runs]))
-            losses = weight * np.concatenate([run.row_losses for run in runs.values()])
-            size = float(np.mean([run.size for run in runs.values()]))
-            states = [run.state for run in runs.values()] + ["not started"] * (len(splits) - len(runs))
-            evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state_of_folds(states)))
-    return evaluated
+    def _of_group(self, group: list[dict[str, Any]]) -> list[_Candidate]:
+        """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
+        fold_runs: list[dict[int, RunResult]] = [{} for _ in group]
+        group_runs = runs_of(self.recipe, group, {0: self.key}, self.splits, self.monitor, folder=self.folder)
+        for (i, _, fold), run in group_runs:
+            fold_runs[i][fold] = run
+        evaluations: list[Any] = [split.evaluated for split in self.splits]
+        weights = [np.ones(len(rows.x)) if rows.weight is None else rows.weight for rows in evaluations]
+        evaluated = []
+        for options, runs in zip(group, fold_runs, strict=True):
+            if runs and len(runs) == max(map(len, fold_runs)):
+                runs = dict(sorted(runs.items()))
+                # Weights are normalised over all folds together, so a row has the same influence in every fold.
+                weight = segments.mean_one(np.concatenate([weights[fold] for fold in runs]))
+                losses = weight * np.concatenate([run.row_losses for run in runs.values()])
+                size = float(np.mean([run.size for run in runs.values()]))
+                states = [run.state for run in runs.values()] + ["not started"] * (len(self.splits) - len(runs))
+                rows = len(self.splits[0].table.x)
+                evaluated.append(_Candidate(options, losses, size, rows, state_of_folds(states)))
+        return evaluated
 
 
 def _chosen(trials: list[_Candidate], left: Sequence[_Candidate] = ()) -> tuple[list[Trial], dict[str, Any]]:

@@ -6,7 +6,6 @@ A :class:`Reading` is found once, on the training rows (:func:`find_reading`), a
 from collections.abc import Callable, Collection, Iterable, Iterator
 import dataclasses
 import datetime
-from functools import partial
 import itertools
 import re
 from typing import Any, NamedTuple
@@ -35,8 +34,6 @@ def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
 OFFSETS = "offsets"  # the zone of a column in which each date has its own offset
 _SPACES = " \u00a0\u202f"  # the common, the no-break and the narrow no-break space
 
-# --- Patterns --------------------------------------------------------------------------------------------------------
-
 _LEADING_ZERO = re.compile(r"[+-]?0\d")
 _CURRENCY = (
     r"(?:[A-Z]{0,3}[$€£¥₹₽₩₪₺₴฿]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|ZAR|MXN|KRW|TRY)"
@@ -53,9 +50,6 @@ _WITH_UNIT = re.compile(
     rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
 _IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
-
-
-# --- A reading -------------------------------------------------------------------------------------------------------
 
 
 @io.part
@@ -130,9 +124,6 @@ def zone_name(zone: Any) -> str:
         return OFFSETS
 
 
-# --- Finding the reading of a column ---------------------------------------------------------------------------------
-
-
 class Interpretation(NamedTuple):
     """The result of :func:`find_reading` for a column of text.
 
@@ -163,14 +154,12 @@ def find_reading(
         return Interpretation(PLAIN["boolean"])
     # If all cells are in parentheses, these are no signs.
     numbers = [] if all(cell.startswith("(") for cell in distinct) else [signed(cell) for cell in distinct]
-    for find, texts in (
-        (_plain_numbers, numbers),
-        (partial(_dates, style=style), distinct),
-        (_numbers_with_unit, numbers),
-    ):
-        if texts and (result := find(texts, decimal)) is not None:
-            return result
-    return Interpretation(None)
+    if numbers and (result := _plain_numbers(numbers, decimal)) is not None:
+        return result
+    if (result := _dates(distinct, style)) is not None:
+        return result
+    result = _numbers_with_unit(numbers, decimal) if numbers else None
+    return Interpretation(None) if result is None else result
 
 
 def readable_groups(cells: Iterable[str | None]) -> Iterator[list[str]]:
@@ -214,7 +203,7 @@ def _plain_numbers(cells: list[str], decimal: str | None) -> Interpretation | No
     return Interpretation(reading)
 
 
-def _dates(cells: list[str], decimal: str | None, style: str | None) -> Interpretation | None:
+def _dates(cells: list[str], style: str | None) -> Interpretation | None:
     possible = []
     for name in DATES if style is None else (style,):
         first = re.fullmatch(DATES[name] + TIME, cells[0], re.ASCII)

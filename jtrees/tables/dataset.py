@@ -147,7 +147,9 @@ def checked_dataset(
     dataset = Dataset(x, y, None, task, schema, encoder, monotone, numbers).with_weights(sample_weight)
     if sample_weight is not None and not task.varies(dataset.y):
         checks.check_targets(dataset.y, len(dataset))  # names the constant column
-    _check_ranges(dataset.x, dataset.y)
+    if not isinstance(dataset.x, Frame):  # the numbers of a raw table are checked when it is read
+        check_range("x", dataset.x)
+    check_range("y", dataset.y)
     return dataset
 
 
@@ -182,7 +184,8 @@ def held_out_table(
         raise ValueError("y must hold the targets to evaluate on, got None")
     y = table.task.held_out_targets(y, len(x))
     held_out = Dataset(x, y, None, table.task).with_weights(sample_weight).evaluated_by(table)
-    _check_ranges(held_out.x, held_out.y)
+    check_range("x", held_out.x)
+    check_range("y", held_out.y)
     return held_out
 
 
@@ -190,10 +193,3 @@ def _features(x: Any) -> np.ndarray:
     """Returns features in C order and native byte order; sums then round equally for any memory layout."""
     x = np.asarray(x)
     return np.ascontiguousarray(x, x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.float64)
-
-
-def _check_ranges(x: np.ndarray | Frame, y: np.ndarray) -> None:
-    """Raises ``ValueError`` for values outside the range of float32."""
-    if not isinstance(x, Frame):  # the numbers of a raw table are checked when it is read
-        check_range("x", x)
-    check_range("y", y)

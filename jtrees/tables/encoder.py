@@ -126,10 +126,8 @@ class TableEncoder:
     def named_columns(self) -> tuple[NamedColumn, ...]:
         """Name, number of features and kind of each column of the table."""
         sizes = {name: len(encoding.feature_names) for name, encoding in self.encodings.items()}
-        return tuple(
-            NamedColumn(name, sizes.get(name, 0), column.kind in ("number", "boolean"), column.kind)
-            for name, column in self.schema.columns.items()
-        )
+        columns = self.schema.columns.items()
+        return tuple(NamedColumn(name, sizes.get(name, 0), column.kind) for name, column in columns)
 
     def with_class_names(self, class_names: Sequence[str]) -> "TableEncoder":
         """Returns the same encoder with the user's names of classes in feature names: ``[mean sold by city]``.
@@ -181,7 +179,6 @@ class EncodedTable:
 
 
 def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None) -> Targets:
-    """Returns the targets whose means encode levels."""
     counts: Any = np.ones(n) if weight is None else segments.mean_one(weight)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     if y is None:

@@ -239,26 +239,20 @@ def read_frame(
     return Frame(columns, named=False)
 
 
-def frame_of_objects(
-    x: np.ndarray,
-    names: Sequence[str],
-    schemas: Mapping[str, ColumnSchema] | None = None,
-    missing: Collection[str] = (),
-    requested: Any = None,
-) -> Frame:
+def frame_of_objects(x: np.ndarray, names: Sequence[str], **how: Any) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
-    ``names`` are the names of the columns. All else is as for :func:`read_frame`.
+    ``names`` are the names of the columns. :func:`read_frame` describes the arguments ``how``.
     """
-    return _read_columns(dict(zip(names, x.T, strict=True)), _read_objects, schemas, missing, requested)
+    return _read_columns(dict(zip(names, x.T, strict=True)), _read_objects, **how)
 
 
 def _read_columns(
     series_by_name: Mapping[str, Any],
     read: Callable[[Any, ColumnSchema, Collection[str]], RawColumn],
-    schemas: Mapping[str, ColumnSchema] | None,
-    missing: Collection[str],
-    requested: Any,
+    schemas: Mapping[str, ColumnSchema] | None = None,
+    missing: Collection[str] = (),
+    requested: Any = None,
 ) -> Frame:
     """Returns the raw table whose columns ``read`` reads. :func:`read_frame` describes the other arguments."""
     columns, requested = {}, requested_kinds(requested, list(series_by_name))

@@ -95,9 +95,6 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
     return tuple(level_of(text) or "" for text in missing)
 
 
-# --- A column --------------------------------------------------------------------------------------------------------
-
-
 def _described(
     name: str, raw: RawColumn, kind: str | None, missing: Sequence[str], decimal: str | None, is_file: bool
 ) -> tuple[ColumnSchema, RawColumn]:
@@ -157,7 +154,6 @@ def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
 
 
 def _of_levels(raw: RawColumn, kind: str | None) -> tuple[ColumnSchema, RawColumn]:
-    """Returns the schema of a column of levels."""
     gaps = raw.missing
     levels = np.unique(raw.values[~gaps])
     missing, rows = int(gaps.sum()), int((~gaps).sum())
@@ -172,7 +168,6 @@ def _of_levels(raw: RawColumn, kind: str | None) -> tuple[ColumnSchema, RawColum
 
 
 def _kind_of_values(kind: str) -> str:
-    """Returns the kind of the values of a requested kind."""
     return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 

@@ -10,6 +10,7 @@ from jtrees.tables.frame import read_frame
 _CANDIDATES = 8  # number of random rows; the nearest of them is the second row
 _SHARE = 0.5  # fraction of the columns that a synthetic row takes from its second row
 _BLOCK = 2**16  # number of synthetic rows whose candidates are compared at once
+_Draws = tuple[np.ndarray, np.ndarray | None]  # the rows to copy from, and for a continuous column the drawn values
 
 
 class OriginalRows:
@@ -40,19 +41,12 @@ class OriginalRows:
         return cls(frame.to_native(), frame)
 
     def __len__(self) -> int:
-        return len(self.values) if self._frame is None else self._frame.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
-        return (self.values if self._frame is None else self._frame).shape[1]
+        return len(self.values)
 
     def __getitem__(self, rows: np.ndarray) -> "OriginalRows":
-        """Returns the rows with the given numbers."""
         return OriginalRows(self.values[rows]) if self._frame is None else self._from_frame(self._frame[rows.tolist()])
 
     def followed_by(self, further: "OriginalRows") -> "OriginalRows":
-        """Returns the rows followed by the rows ``further``."""
         if self._frame is None:
             return OriginalRows(np.concatenate([self.values, further.values]))
         import narwhals as nw
@@ -72,7 +66,7 @@ class OriginalRows:
         second = np.concatenate([_nearest(columns, block, rng) for block in blocks])
         return self._from_draws([column.draws(first, second, rng) for column in columns]), first
 
-    def _from_draws(self, draws: list["_Draws"]) -> "OriginalRows":
+    def _from_draws(self, draws: list[_Draws]) -> "OriginalRows":
         if self._frame is None:
             parts = [self.values[rows, j] if numbers is None else numbers for j, (rows, numbers) in enumerate(draws)]
             return OriginalRows(np.stack([part.astype(self.values.dtype) for part in parts], axis=1))
@@ -89,7 +83,6 @@ class OriginalRows:
         return self._from_frame(nw.concat(parts, how="horizontal"))
 
     def _columns(self) -> list["_Column"]:
-        """Returns the columns as numbers."""
         if self._frame is None:
             return [_Column.from_numbers(column, self.values.dtype.kind == "f") for column in self.values.T]
         columns, schema = [], self._frame.schema
@@ -114,13 +107,12 @@ class _Column(NamedTuple):
         values = np.where(np.isinf(values), np.nan, np.asarray(values, np.float64))
         return cls(values, bool(is_float and np.isfinite(values).all() and (values != np.round(values)).any()))
 
-    def draws(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Draws":
+    def draws(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> _Draws:
         """Returns the column of synthetic rows, each of which mixes a first and a second row."""
         takes, part = rng.random((2, len(first)))
         rows = np.where(takes < _SHARE, second, first)
-        if not self.is_continuous:
-            return _Draws(rows, None)
-        return _Draws(rows, self.values[first] + part * (self.values[rows] - self.values[first]))
+        between = self.values[first] + part * (self.values[rows] - self.values[first])
+        return rows, between if self.is_continuous else None
 
     def distances(self, rows: np.ndarray, other_rows: np.ndarray) -> np.ndarray:
         """Returns the squared distances between rows.
@@ -134,13 +126,6 @@ class _Column(NamedTuple):
         away = np.square((a - b) / deviation) / 2 if deviation > 0 else np.zeros(np.broadcast_shapes(a.shape, b.shape))
         gaps = np.isnan(a) | np.isnan(b)
         return np.where(gaps, (np.isnan(a) != np.isnan(b)).astype(np.float64), away)
-
-
-class _Draws(NamedTuple):
-    """A column of synthetic rows: the rows to copy from, and for a continuous column the drawn values."""
-
-    rows: np.ndarray
-    numbers: np.ndarray | None
 
 
 def _nearest(columns: list[_Column], rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -67,7 +67,8 @@ def value_of(cell, kind, *form):
         elif came != kind:
             return None
         elif kind == "durations":
-            cell = since_midnight(cell)
+            if isinstance(cell, datetime.time):  # the duration since midnight
+                cell = datetime.datetime.combine(datetime.date.min, cell.replace(tzinfo=None)) - datetime.datetime.min
             number = cell / (np.timedelta64(1, "D") if isinstance(cell, np.timedelta64) else datetime.timedelta(days=1))
         else:
             number = days_since_1970(cell, *form[1:])
@@ -78,15 +79,7 @@ def value_of(cell, kind, *form):
 
 
 def number_of(text, before="", after="", thousands="", point="."):
-    """Returns the number in a text, with or without its unit; None if the text is not a number.
-
-    Args:
-      text: the text.
-      before: a currency before the number.
-      after: a unit after the number.
-      thousands: the thousands separator, or an empty text.
-      point: the decimal separator.
-    """
+    """Returns the number in a text, with or without a currency before it and a unit after it; None for other text."""
     text = signed(text)
     if point == "." and not thousands and NUMBER.fullmatch(text):
         return float(text)
@@ -170,13 +163,6 @@ def local_time(moment, zone):
 def since_1970(moment):
     """Returns the days since 1970 of a moment in its own local time, to whole milliseconds."""
     return (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(milliseconds=1) / DAY
-
-
-def since_midnight(value):
-    """Returns a time of day as a duration since midnight, and any other value unchanged."""
-    if not isinstance(value, datetime.time):
-        return value
-    return datetime.datetime.combine(datetime.date.min, value.replace(tzinfo=None)) - datetime.datetime.min
 
 
 def is_missing(value):

@@ -5,7 +5,7 @@ schema and on the number of outputs. :mod:`jtrees.tables.inference` makes schema
 makes features.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -50,7 +50,7 @@ class Schema:
         """
         if isinstance(x, Frame) and x.schema == self:
             return x
-        frame = rows_of(x, self.used if self.named else None, rows=0, missing=self.missing)
+        frame = rows_of(x, rows=0, schemas=self.used if self.named else None, missing=self.missing)
         names = set(frame.columns)
         has_names = frame.named and (self.named or set(self.used) <= names <= set(self.columns))
         if not has_names:
@@ -82,8 +82,6 @@ class Schema:
         if which := checks.counted(levels):
             message = f"x has levels that the training rows did not have: {which}"
             checks.warn(message, ColumnsWarning)
-
-    # --- What was decided --------------------------------------------------------------------------------------------
 
     def messages(self, remedy: Callable[[Mapping[str, str]], str] | None = None) -> list[str]:
         """Returns a message on the dropped columns and a message on the ambiguous columns, if there are any.
@@ -120,18 +118,12 @@ def _noted(columns: Mapping[str, ColumnSchema], remedy: Callable[[Mapping[str, s
     return f"{notes}: {remedy(kinds)} reads them otherwise" if kinds else notes
 
 
-def rows_of(
-    x: Any,
-    schemas: Mapping[str, ColumnSchema] | None = None,
-    rows: int = 1,
-    missing: Collection[str] = (),
-    requested: Any = None,
-) -> Frame:
+def rows_of(x: Any, *, rows: int = 1, **how: Any) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
 
     :func:`jtrees.tables.frame.read_frame` describes the other arguments.
     """
-    frame = read_frame(x, schemas, missing, requested)
+    frame = read_frame(x, **how)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
@@ -147,5 +139,4 @@ def warn_of_odd_cells(odd: Mapping[str, Sequence[str]]) -> None:
 
 def cells_text(cells: Sequence[str]) -> str:
     """Returns up to three cells, and the number of further cells, as text."""
-    more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
-    return ", ".join(map(checks.quoted, cells[:3])) + more
+    return checks.listed(map(checks.quoted, cells), most=3)
