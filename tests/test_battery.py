@@ -302,6 +302,12 @@ def test_the_method_of_a_recipe_has_the_outputs_of_the_task(name, y):
     assert shape == (400, 3 if y is CLASS else 2)
 
 
+@pytest.mark.parametrize("name", ["LatentTree", *TRAINED])
+def test_more_updates_than_a_number_counts_are_refused_before_the_search(name):
+    with pytest.raises(ValueError, match="epochs must be at most"):
+        RECIPES[name].replace(epochs=2**31 - 2).with_defaults().check(jtrees.Regression(), (1000, 4))
+
+
 @pytest.mark.parametrize("name", SUPERVISED)
 @pytest.mark.wide  # a program for each recipe; classes are below and in test_properties
 def test_several_targets(name):

@@ -163,6 +163,7 @@ class GRANDE(NetworkRecipe):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         tree_size = topology.num_leaves(self.depth) * (2 * shape[1] + math.prod(task.shape))
         checks.check_size("trees", self.trees, tree_size)
+        super().check(task, shape)
 
     def method(self, run: Run) -> training.Method:
         return grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout)

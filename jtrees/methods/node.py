@@ -163,6 +163,7 @@ class NODE(NetworkRecipe):
         widest = shape[1] + (self.layers - 1) * self.trees * outputs  # features that the last layer sees
         tree_size = topology.num_leaves(self.depth) * outputs + self.depth * widest
         checks.check_size("trees", self.trees, tree_size)
+        super().check(task, shape)
 
     def method(self, run: Run) -> training.Method:
         return node(self.depth, self.trees, self.layers, task=run.task)
