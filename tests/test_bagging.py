@@ -200,7 +200,7 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, limit, monkeyp
     np.testing.assert_array_equal(fit().predict(x), full.predict(x))
     assert len(samples) == TREES
     late = fit(max_seconds=1e-6)
-    assert len(late.model) == limit and late.report.ended == "max_seconds"
+    assert 0 < len(late.model) <= limit < TREES and late.report.ended == "max_seconds"
 
 
 BAD = [({"trees": 2**40}, "trees must be at most"), ({"combine": "vote"}, 'combine must be "mean" in regression')]

@@ -284,6 +284,11 @@ CASES = [
         {"recipe": jtrees.Bagged(jtrees.Sparse(jtrees.GET(depth=2))), "grid": {"starts": (1, 2)}},
         "grid: options of Bagged are .*, got 'starts': write 'base__base__starts'",
     ),
+    (
+        jtrees.sweep,
+        {"recipe": jtrees.BestOf(jtrees.Polished(jtrees.GET(depth=2))), "grid": {"epochs": (1, 2)}},
+        "grid: options of BestOf are .*, got 'epochs': write 'base__epochs'",
+    ),
     *((jtrees.sweep, {"seeds": seeds}, "seeds must ") for seeds in (0, (), (1, -2))),
     *((jtrees.sweep, {"batch": batch}, "batch must be") for batch in (0, "some")),
     *((jtrees.tune, *case) for case in BOTH[::3]),

@@ -77,7 +77,7 @@ class GrowingSum:
         with monitor.progress_of(count, name) as show:
             while has_time and (done := len(self.losses)) < count:
                 stop = min(done + size, count)
-                part = jax.tree.map(lambda a, done=done, stop=stop: padded_rows(a[done:stop], size), rounds)
+                part = jax.tree.map(lambda a, done=done, stop=stop: padded_to(a[done:stop], size), rounds)
                 state = self._state, part
                 trained = await problem.train(boosting_round.refitted_rounds, state, stop - done, name=name)
                 self._state, length = trained.state.element(0), len(trained.losses)
@@ -97,7 +97,7 @@ class GrowingSum:
         numbers = range(first, first + count)
         draws = [draws_of_round(problem, number)._replace(tree=tree_draws(number)) for number in numbers]
         # All calls have the length of the longest call, so one program makes them.
-        draws = jax.tree.map(lambda *a: padded_rows(np.stack(a), problem.recipe.rounds_of_call), *draws)
+        draws = jax.tree.map(lambda *a: padded_to(np.stack(a), problem.recipe.rounds_of_call), *draws)
         name, state = type(problem.recipe).__name__, (self._state, self._room)
         trained = await problem.train(
             boosting_round.grown_rounds, state, count, draws, shared, rows, name=name, least=int(not first)
@@ -184,6 +184,6 @@ async def regrown(problem: Problem, rounds: boosting_round.Rounds, count: int, k
     return growing.sum(count) if has_time else None
 
 
-def padded_rows(array: np.ndarray, length: int) -> np.ndarray:
+def padded_to(array: np.ndarray, length: int) -> np.ndarray:
     """Returns an array with zeros after its first axis, up to this length."""
     return np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1))

@@ -14,7 +14,7 @@ import optax
 from jtrees import io, losses, ops, pytree, routing, segments, topology, training
 from jtrees.data import Data
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.boosting_sums import padded_rows
+from jtrees.ensembles.boosting_sums import padded_to
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
@@ -189,7 +189,7 @@ class Refined(Wrapper):
         base: Any = self.base
         name, monitor = f"{type(self).__name__}, all trees", problem.monitor
         # Trees of zeros pad the trees, so that one program serves all numbers of trees.
-        padded = jax.tree.map(lambda a: padded_rows(a, base.rounds), trees)
+        padded = jax.tree.map(lambda a: padded_to(a, base.rounds), trees)
         state = await problem.map(_initial_state, padded, initial, np.int32(len(trees.bias)))
         if problem.evaluates:
             parts = max(1, steps // _PART)

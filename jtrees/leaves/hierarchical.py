@@ -19,7 +19,6 @@ than on new targets. So ``q_left + q_right - q`` replaces the 1 of a split in df
 mean, and W of the root replaces n. All of this depends on the ratios of the weights alone.
 """
 
-import itertools
 from typing import Any
 
 import jax
@@ -74,23 +73,12 @@ def fit_hierarchical(
         levels.append(topology.pairs(levels[-1]).sum(1))
     count, total = levels[0][:, :1], segments.total(weight)
     inner_rss = segments.total(weight[:, None] * xp.square(y - leaf_means[leaf_index])).sum()
-    per_weight = [_ratio(level[:, 1], level[:, 0]) for level in levels]  # the ratio q of each node
+    per_weight = [_ratio(level[:, 1], level[:, 0]) for level in levels]
     costs = xp.broadcast_to(cost, num_leaves - 1)
-
-    means = lambda sums: _ratio(sums[:, 2:], sums[:, :1])
-    from_root = [*zip(levels, per_weight, strict=True)][::-1]
 
     def fitted(strength: Array) -> tuple[Array, Array]:
         """Returns the values, relative to the mean, and their generalised cross-validation."""
-        values, freedom = levels[-1][:, 2:] / total, _COST * per_weight[-1].sum()
-        for (parents, parent_q), (children, child_q) in itertools.pairwise(from_root):
-            samples, is_reached = _ratio(parents[:, 0], parent_q), children[:, 0] > 0
-            share = _ratio(samples, samples + strength)
-            step = xp.repeat(share, 2)[:, None] * (means(children) - xp.repeat(means(parents), 2, axis=0))
-            values = xp.repeat(values, 2, axis=0) + xp.where(is_reached[:, None], step, 0)
-            split_costs = costs[len(parents) - 1 : 2 * len(parents) - 1]
-            increase = topology.pairs(child_q).sum(1) - parent_q
-            freedom += xp.where(topology.pairs(is_reached).all(1), share * split_costs * increase, 0).sum()
+        values, freedom = _shrunk(levels[::-1], per_weight[::-1], total, costs, strength)
         rss = inner_rss + xp.where(count > 0, count * xp.square(mean + values - leaf_means), 0).sum()
         free = 1 - freedom / total
         return values, xp.where(free > 0, rss / xp.square(xp.where(free > 0, free, 1)), xp.inf)
@@ -107,6 +95,26 @@ def fit_hierarchical(
         best = xp.argmin(criterion)
         values, strength = values[best], strengths[best]
     return xp.where((strength == 0) & (count > 0), leaf_means, mean + values).reshape(shape), strength
+
+
+def _shrunk(
+    levels: list[Array], per_weight: list[Array], total: Array, costs: Array, strength: Array
+) -> tuple[Array, Array]:
+    """Returns the shrunk means of the leaves, relative to the mean of all rows, and their degrees of freedom."""
+    # `levels` are sums of weights, of their squares and of targets at the nodes of each level, from the root.
+    # `per_weight` has the ratio q of each node.
+    xp = module_of(*levels)
+    means = lambda sums: _ratio(sums[:, 2:], sums[:, :1])
+    values, freedom = levels[0][:, 2:] / total, _COST * per_weight[0].sum()
+    for parents, children, parent_q, child_q in zip(levels, levels[1:], per_weight, per_weight[1:], strict=False):
+        samples, is_reached = _ratio(parents[:, 0], parent_q), children[:, 0] > 0
+        share = _ratio(samples, samples + strength)
+        step = xp.repeat(share, 2)[:, None] * (means(children) - xp.repeat(means(parents), 2, axis=0))
+        values = xp.repeat(values, 2, axis=0) + xp.where(is_reached[:, None], step, 0)
+        split_costs = costs[len(parents) - 1 : 2 * len(parents) - 1]
+        increase = topology.pairs(child_q).sum(1) - parent_q
+        freedom += xp.where(topology.pairs(is_reached).all(1), share * split_costs * increase, 0).sum()
+    return values, freedom
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:

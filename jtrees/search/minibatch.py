@@ -172,6 +172,8 @@ class MiniBatchRecipe(Recipe):
 class NetworkRecipe(MiniBatchRecipe):
     """A recipe of mini-batches that ends in a network: a pytree of parameters with ``outputs(x)``.
 
+    The optimiser is Adam with a constant learning rate, unless a subclass overrides ``optimizer``.
+
     Attributes:
       model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network.
       report_type: the class of the report, whose attributes :meth:`MiniBatchRecipe.describe` returns.

@@ -174,7 +174,8 @@ def _description(recipe: Recipe, key: Array, splits: Sequence[Fold]) -> dict[str
     arrays: dict[str, Any] = {name: [getattr(table, field) for table in tables] for name, field in rows.items()}
     held_out = [table for split in splits if (table := split.evaluated) is not None]
     arrays["validation"] = [(table.x, table.y, table.weight) for table in held_out]
-    encoder, options = tables[0].encoder, all_options(recipe)
+    encoder = tables[0].encoder
+    options = {name: value for name, value in all_options(recipe).items() if not isinstance(value, Mapping)}
     schema = None if encoder is None else {**encoder.schema.columns, "": encoder.schema.missing}
     return {
         "jtrees": __version__,

@@ -50,6 +50,7 @@ def _unknown(recipe: Any, available: Mapping[str, Any], name: str) -> str:
     if isinstance(recipe, Mapping):
         return f"options by name are {listed}, got {quoted(name)}: only an option with a value can be varied"
     places = [full for full in all_options(recipe) if full.endswith(f"__{name}")]
+    places.sort(key=lambda full: full.count("__"))  # the nearest base first
     places += difflib.get_close_matches(name, available, 1)
     remedy = f": write {quoted(places[0])}" if places else ""
     return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}{remedy}"

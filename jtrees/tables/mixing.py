@@ -111,8 +111,9 @@ class _Column(NamedTuple):
         """Returns the column of synthetic rows, each of which mixes a first and a second row."""
         takes, part = rng.random((2, len(first)))
         rows = np.where(takes < _SHARE, second, first)
-        between = self.values[first] + part * (self.values[rows] - self.values[first])
-        return rows, between if self.is_continuous else None
+        if not self.is_continuous:
+            return rows, None
+        return rows, self.values[first] + part * (self.values[rows] - self.values[first])
 
     def distances(self, rows: np.ndarray, other_rows: np.ndarray) -> np.ndarray:
         """Returns the squared distances between rows.

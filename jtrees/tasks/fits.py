@@ -178,28 +178,28 @@ def newton_constants(
     """
     xp, tiny = module_of(leaf_index, y, weight, start), np.finfo(start.dtype).tiny
 
-    def descended(start: Array, leaf_index: Array) -> Array:
-        leaves = len(start)
-        summed = lambda a: segments.sums(wide(weight, a) * a, leaf_index, leaves)
-        outputs = lambda values: origin + direction * values[leaf_index]
+    def descended(initial: Array, group: Array) -> Array:
+        groups = len(initial)
+        summed = lambda a: segments.sums(wide(weight, a) * a, group, groups)
+        outputs = lambda values: origin + direction * values[group]
         loss = lambda values: summed(samples(outputs(values), y))
 
         def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            values, leaf_losses, size = state
+            values, losses, size = state
             gradient, curvature = derivatives(outputs(values), y)
             gradient, curvature = summed(gradient * direction), summed(curvature * direction**2)
-            count = wide(segments.sums(weight, leaf_index, leaves), gradient)
+            count = wide(segments.sums(weight, group, groups), gradient)
             curved = xp.isfinite(curvature) & (curvature > 0)
             steep = xp.where(curved, curvature, xp.maximum(count, tiny))
             change = (-gradient / xp.maximum(steep, tiny)).clip(-longest, longest)
             changed = values + wide(size, change) * change
             changed_losses = loss(changed)
-            better = changed_losses <= leaf_losses
+            better = changed_losses <= losses
             size = xp.where(better, xp.minimum(1, 2 * size), size / 2)
             values = xp.where(wide(better, values), changed, values)
-            return values, xp.where(better, changed_losses, leaf_losses), size
+            return values, xp.where(better, changed_losses, losses), size
 
-        state = start, loss(start), xp.ones(leaves, start.dtype)
+        state = initial, loss(initial), xp.ones(groups, initial.dtype)
         if xp is np:
             for i in range(_NEWTON_STEPS):
                 state = step(i, state)
