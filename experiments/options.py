@@ -104,8 +104,8 @@ def ridge_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list
     cells = [name]
     for recipe in RIDGE.values():
         recipes = recipe.replace(ridge=False), recipe
-        without, with_ridge = (statistics.mean(score(r, split(seed), seed) for seed in range(seeds)) for r in recipes)
-        cells += [f"{without:.1f}", f"{with_ridge:.1f}", f"{with_ridge - without:+.1f}"]
+        plain, ridge = (statistics.mean(score(r, split(seed), seed) for seed in range(seeds)) for r in recipes)
+        cells += [f"{plain:.1f}", f"{ridge:.1f}", f"{ridge - plain:+.1f}"]
     return [cells]
 
 

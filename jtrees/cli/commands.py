@@ -119,11 +119,11 @@ def _advice(options: argparse.Namespace, held_out: HeldOut) -> str:
 
 def _command(options: argparse.Namespace, *, tree: bool) -> str:
     """Returns the command with the default recipe of one tree, or of a sum of trees."""
-    of_recipe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    of_recipe.add_argument("--tree", action="store_true")
-    of_recipe.add_argument("--recipe")
-    of_recipe.add_argument("--set", nargs="+")
-    words = of_recipe.parse_known_args(list(map(str, options.words)))[1]
+    recipe_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    recipe_parser.add_argument("--tree", action="store_true")
+    recipe_parser.add_argument("--recipe")
+    recipe_parser.add_argument("--set", nargs="+")
+    words = recipe_parser.parse_known_args(list(map(str, options.words)))[1]
     return shlex.join(["jtrees", *words, *(["--tree"] if tree else [])])
 
 

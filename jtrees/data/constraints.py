@@ -44,7 +44,7 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
         named_signs = [(find(column), sign) for column, sign in monotone.items()]
     signs, signed = [0] * features, set()
     first = dict(zip(names, np.searchsorted(column_of_features(columns, features), range(len(names))), strict=True))
-    others = {column.name: column.kind for column in columns or () if column.kind not in ("number", "boolean")}
+    other_kinds = {column.name: column.kind for column in columns or () if column.kind not in ("number", "boolean")}
     for name, sign in named_signs:
         if name in signed:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
@@ -53,8 +53,8 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
             raise ValueError(
                 f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
             )
-        if sign and name in others:
-            got = f"got {checks.quoted(name)}, of the kind {others[name]}"
+        if sign and name in other_kinds:
+            got = f"got {checks.quoted(name)}, of the kind {other_kinds[name]}"
             raise ValueError(f"monotone must name columns of numbers, {got}")
         if sign:  # of the first feature; the second feature of a column of numbers marks missing values
             signs[first[name]] = int(sign)

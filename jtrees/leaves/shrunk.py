@@ -133,8 +133,8 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
             return _corrected(level_moments, models, split=split, width=width, cost=cost), None
 
         slopes, df, width, cost = root or (jnp.zeros(p, rows.dtype), jnp.ones((), rows.dtype), p, 1)
-        at_root = (jnp.broadcast_to(a[num_leaves - 1], num_leaves) for a in (output.count, output.low, output.high))
-        first = _Models(jnp.broadcast_to(slopes, (num_leaves, p)), zero, zero + df, zero, *at_root)
+        repeated = (jnp.broadcast_to(a[num_leaves - 1], num_leaves) for a in (output.count, output.low, output.high))
+        first = _Models(jnp.broadcast_to(slopes, (num_leaves, p)), zero, zero + df, zero, *repeated)
         ancestors = moments.ancestors(num_leaves)
         splits = np.where(np.arange(len(ancestors)) > 0, _COST_OF_SPLIT * (p + 1), 0).astype(rows.dtype)
         fitted = 0 if root is None else 1
