@@ -29,7 +29,7 @@ KEY = jax.random.key(0)
 CASES = {name: (make(numbers[0]), CLASS if y.dtype.kind == "i" else Y) for name, (make, numbers, y) in METHODS.items()}
 CASES["tel, by paths"] = (jtrees.methods.tel(4, 3, 0.3, width=6), Y)
 CASES["get, by paths"] = (jtrees.methods.get(4, 100.0), Y)
-SOME = ("get, linear leaves", "dgt", "nongreedy", "tel, by paths")  # the others are wide
+SOME = ("get, linear leaves", "dgt")  # the others are wide
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,9 @@ def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     assert np.array_equal(np.sort(visited), np.arange(N)) and not np.array_equal(visited, np.arange(N))
 
 
-@pytest.mark.parametrize(("shape", "batch_size"), [((8, 1), None), ((8, 1), 100), ((4, 2), None)])
+@pytest.mark.parametrize(
+    ("shape", "batch_size"), sweeps.quick([((8, 1), None), ((8, 1), 100), ((4, 2), None)], [((8, 1), 100)], [])
+)
 def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
     """Runs in a program of the user's own."""
     method, y = CASES["get"]
@@ -179,6 +181,7 @@ def test_rows_and_batches_that_do_not_fit():
             jtrees.train(CASES["dgt"][0], Batch(X, Y), key=KEY, optimizer=optax.sgd(0.1), steps=1, batch_size=12)
 
 
+@pytest.mark.wide
 def test_meshes_of_others():
     """One of other axes is ignored; one whose data axis is explicit is refused."""
     method, y = CASES["dgt"]

@@ -76,7 +76,7 @@ def evaluation(name, dtype=np.float32):
 
 
 # Those left to the slow tests are swept over in files of their own as well.
-@pytest.mark.parametrize("name", sweeps.quick(METHODS, ("raddt", "dgt", "latent", "tel")))
+@pytest.mark.parametrize("name", sweeps.quick(METHODS, ("raddt", "dgt", "latent", "tel"), ("get", "nongreedy")))
 def test_methods_compile_once_and_are_vmapped_over_keys_and_numbers(name, count_compilations):
     evaluate, numbers = evaluation(name)
     keys = jax.random.split(KEY, 2)

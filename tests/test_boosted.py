@@ -113,7 +113,7 @@ SUMS = {
     "one tree": jtrees.Bagged(WEAK, trees=2),
 }
 CASES = [(recipe, loss) for recipe in SUMS for loss in (*BUILT_IN, *FUNCTIONS)]
-SLOW = [("Boosted", "absolute of a user"), ("linear", "huber")]
+SLOW = [("Boosted", "absolute of a user")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that a simpler model is better
@@ -148,9 +148,10 @@ def best_constant_loss(task, y):
 # These bases have few updates, so that equal trees do not depend on rounding errors.
 GET = WEAK.replace(alpha_ranges=((5, 25), (50, 150)), epochs=7)
 DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
+CO2 = jtrees.CO2(depth=3, epochs=2)
 
 
-@pytest.mark.parametrize("base", [GET, GET.replace(leaves="linear"), DGT, jtrees.CO2(depth=3, epochs=2)])
+@pytest.mark.parametrize("base", sweeps.slow([GET, GET.replace(leaves="linear"), DGT, CO2], [GET, CO2]), ids=type)
 @pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["regression"]))
 def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkeypatch):
     async def only_search(self, problem):

@@ -72,7 +72,7 @@ SHAPED = (
 PLAIN = [name for name in RECIPES if name not in ("Boosted", "Refined")]
 
 
-@pytest.mark.parametrize("name", sweeps.slow([*PLAIN, *CASES], ["GET", "DGT", "LatentTree", "Bagged", *CASES]))
+@pytest.mark.parametrize("name", sweeps.slow([*PLAIN, *CASES], ["GET", "LatentTree", "classes", "validation"]))
 def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(name, count_compilations):
     """The task, rows to evaluate on and constraints are part of the warm-up."""
     shape, options = CASES.get(name, ({}, {}))
@@ -323,7 +323,7 @@ print(json.dumps([hashlib.md5(np.ascontiguousarray(a)).hexdigest() for a in arra
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @needs.mark(processors() > 1 and hasattr(os, "sched_setaffinity"), "Linux on two processors")
 def test_a_fit_has_the_same_bits_on_any_number_of_processors():
     """Without the option of sums, Boosted had 75 rounds on one processor and 105 on two."""

@@ -96,7 +96,7 @@ def test_the_example_of_the_paper(width, x64):
 GAMMAS = 1e-3, 0.1, 1.0, 2.0
 
 
-@pytest.mark.parametrize("depth", sweeps.quick((1, 2, 5, 9), (2,)))
+@pytest.mark.parametrize("depth", sweeps.quick((1, 2, 5, 9), (2,), (5,)))
 def test_all_ways_are_the_textbook_formula(depth, x64):
     operands, cotangent = case(depth, depth)
     required = []

@@ -71,6 +71,7 @@ def test_two_processes_find_what_one_finds(numbers, case):
     np.testing.assert_allclose(several[0], single, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.wide
 def test_a_process_alone_and_who_speaks(tmp_path):
     first, second = outputs_of(
         started(2, tmp_path, ["without a seed", "alone", "warnings", "progress", "folders", "missing"])

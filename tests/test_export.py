@@ -23,7 +23,7 @@ from tests.needs import COMPILER, needs_compiler
 
 
 @pytest.mark.parametrize("form", models.forms())
-@pytest.mark.parametrize("name", sweeps.quick(models.MODELS, models.FEW))
+@pytest.mark.parametrize("name", sweeps.quick(models.MODELS, models.FEW, models.OTHERS))
 def test_files_have_the_leaves_and_predictions_of_models_of_arrays(form, name, tmp_path):
     models.check(form, *models.MODELS[name](), tmp_path)
 
@@ -34,10 +34,9 @@ def test_files_have_the_leaves_and_predictions_of_models_of_raw_tables(form, nam
     models.check(form, *models.RAW[name](), tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("form", models.forms("StableHLO"))
-@pytest.mark.parametrize("name", models.FITTED)
+@pytest.mark.parametrize("name", sweeps.slow(models.FITTED, ["linear leaves", "three classes", "counts"]))
 def test_files_have_the_leaves_and_predictions_of_fitted_models(form, name, tmp_path):
     model, rows = models.fitted_model(name)
     models.check(form, model, rows, tmp_path, rtol=1e-9)
@@ -62,7 +61,7 @@ def check_gaps(form, model, convert, folder):
     [
         (recipes.GET, "regression"),
         pytest.param(recipes.BOOSTED, "classes", marks=pytest.mark.slow),
-        pytest.param(recipes.LINEAR, "two outputs", marks=pytest.mark.slow),
+        pytest.param(recipes.LINEAR, "two outputs", marks=pytest.mark.wide),
     ],
 )
 def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have(form, recipe, task, fitted, tmp_path):
@@ -131,7 +130,7 @@ def test_exponentials_in_c(tmp_path):
 
 @needs_compiler
 @pytest.mark.parametrize("flags", [(), ("-O3", "-march=native"), ("-O1", "-U__GNUC__")])
-@pytest.mark.parametrize("power", [0, *(pytest.param(power, marks=pytest.mark.slow) for power in (-110, -61, 62, 110))])
+@pytest.mark.parametrize("power", sweeps.quick([0, -110, -61, 62, 110], [0], [-110, 110]))
 def test_single_precision_decides_in_c_only_what_it_can(power, flags, tmp_path):
     """Sizes whose squares underflow or overflow, rows close to splits, and rows without numbers."""
     tree, x = models.random_tree("constant", depth=4, p=6)

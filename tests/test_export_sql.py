@@ -13,8 +13,9 @@ import pytest
 
 from jtrees import ObliqueTree, export
 from jtrees.leaves import Linear, Values
-from tests import needs
+from tests import needs, sweeps
 from tests.exported_models import (
+    FITTED,
     MODELS,
     expected_of,
     fitted_model,
@@ -48,9 +49,8 @@ def run_in_postgresql(script, server):
     subprocess.run(psql, input=script, text=True, check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("name", ["linear leaves", "three classes", "quantiles", "policy", "array"])
+@pytest.mark.parametrize("name", sweeps.slow(FITTED, ["three classes"]))
 def test_a_thousand_rows_in_postgresql(name, server, tmp_path):
     model, rows = fitted_model(name)
     table = """the "rows" of it's day"""

@@ -11,7 +11,7 @@ import pytest
 
 import jtrees
 from jtrees.estimators import TreeClassifier
-from tests import ROOT, compiled, recipes
+from tests import ROOT, compiled, recipes, sweeps
 from tests.tables import BINARY, X, Y
 
 # A flag and its value in the environment. What is not here, docs/explanation/precision.md says why.
@@ -73,8 +73,7 @@ def test_settings_for_programs_of_the_user_change_no_fit(name):
 
 
 # Half a minute for all at first: each compiles its programs.
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [["CO2", "regression", "alone"], ["split"]])
+@pytest.mark.parametrize("words", sweeps.slow([["CO2", "regression", "alone"], ["split"]], [["split"]]))
 def test_clean_data_has_no_nan(words):
     errors = output(words, JAX_DEBUG_NANS="1")
     assert list(errors.values()) == [None], errors

@@ -207,8 +207,7 @@ def test_the_leaf_is_that_of_hard_routing():
     np.testing.assert_array_equal(leaf, kernels.hard_routing(x, *tree)[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["soft violation", "path_sum", "squared sigmoid"])
+@pytest.mark.parametrize("name", sweeps.slow(["soft violation", "path_sum", "squared sigmoid"], ["path_sum"]))
 def test_as_a_tpu_would(name, capfd):
     """Under the interpreter that minds memories, copies and races; uninitialised memory is NaN there."""
     minds = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True)
@@ -240,9 +239,8 @@ def lowered(name, implementation, platform, args):
     return text.count("custom_call @")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("implementation", "platform"), [("mosaic_tpu", "tpu"), ("triton", "cuda")])
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("name", sweeps.slow(LOWERED, ["path_sum", "log violation"]))
 def test_lowers(name, implementation, platform):
     """At both ends of the sizes, the small one in the shorter dtype and where 64 bits are asked for."""
     if (name, implementation) == REFUSED:

@@ -116,8 +116,7 @@ DATA = {  # kind of leaves, route, implementation
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", sweeps.slow(DATA, ["kernel", "in blocks", "linear"]))
 def test_gradient_of_the_data(name, monkeypatch):
     """That of x, of the targets and of the weights, each alone and together, is that of the plain definition."""
     kind, route, implementation = DATA[name]

@@ -45,7 +45,7 @@ def interrupted(processes, target):
         output_of(process, status=os.EX_TEMPFAIL)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.usefixtures("standard_promotion")
 def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_path):
     output = output_of(started("pod", tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))

@@ -74,7 +74,7 @@ SAMPLING |= {name: RECIPES[name].replace(precondition=0) for name in ("CO2", "No
 BASE = WEAK.replace(rows=200)
 
 
-@pytest.mark.parametrize("name", sweeps.slow(SAMPLING, ["GET", "RADDT", "NonGreedy"]))
+@pytest.mark.parametrize("name", sweeps.slow(SAMPLING, ["GET"]))
 def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
     x, y = table(4000)
     recipe = SAMPLING[name].replace(rows=400)

@@ -56,7 +56,7 @@ def same(first, other, atol):
 
 
 @pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "several", "classes"], ["linear"], ["classes"]))
-@pytest.mark.parametrize("sharpness", sweeps.quick([0.3, 3, 30, 1e3], [3], [0.3, 1e3]))
+@pytest.mark.parametrize("sharpness", sweeps.quick([0.3, 3, 30, 1e3], [3], [0.3]))
 def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
     operands = draw(kind, sharpness, np.float32)
     result = jax.jit(partial(sharp.visit, 2**DEPTH, refuses))(*operands)

@@ -111,8 +111,7 @@ def first_leaves(monkeypatch):
     monkeypatch.setattr("jtrees.ensembles.boosted.refitted", late)
 
 
-@pytest.mark.slow
-@EACH_TASK
+@pytest.mark.parametrize("name", sweeps.slow(TASKS, ["classes", "poisson"]))
 @pytest.mark.usefixtures("first_leaves")
 def test_losses_of_rows_that_a_sum_held_out(name):
     x, y = table(1200)
