@@ -93,10 +93,13 @@ def check_size(name: str, count: Any, numbers: int) -> int:
 
 
 def _index(name: str, value: Any, expected: str) -> int:
+    """Returns a whole number, which may not be a truth value."""
     try:
-        return operator.index(value)
+        if not isinstance(value, bool):
+            return operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be {expected}, got {quoted(value)}") from None
+        pass
+    raise ValueError(f"{name} must be {expected}, got {quoted(value)}")
 
 
 def check_key(key: Any) -> None:

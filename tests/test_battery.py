@@ -159,19 +159,22 @@ def test_defaults_of_a_base_are_those_of_the_recipe_alone_or_in_a_sum(make):
 # The smallest and largest numbers of an option in any recipe, and numbers that every recipe with the option refuses.
 RANGES = {
     "depth": ((1,), (0, 21)),
-    **dict.fromkeys(("epochs", "batch_size", "trees", "rounds", "starts", "runs", "cycles"), ((1,), (0,))),
+    **dict.fromkeys(("epochs", "batch_size", "trees", "rounds", "starts", "runs", "cycles"), ((1,), (0, True))),
+    "hidden": ((1,), (0, True)),
     "bins": ((2,), (1,)),
     **dict.fromkeys(("momentum", "dropout", "precondition"), ((0, 0.99), (-0.01, 1))),
     **dict.fromkeys(("l1", "l2", "weight_decay", "balance"), ((0,), (-0.01,))),
     **dict.fromkeys(("selected", "fraction", "subsample", "columns"), ((0.01, 1), (0, 1.01))),
-    **dict.fromkeys(("learning_rate", "penalty", "nu", "gamma", "clip"), ((0.001,), (0,))),
+    **dict.fromkeys(("learning_rate", "penalty", "nu", "gamma", "clip"), ((0.001,), (0, True))),
     **dict.fromkeys(("first_sharpness", "last_sharpness"), ((0.001,), (0,))),
 }
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_options_have_ranges(name):
-    for option in RANGES.keys() & {field.name for field in dataclasses.fields(RECIPES[name])}:
+    options = {field.name: field.metadata.get("option") for field in dataclasses.fields(RECIPES[name])}
+    with_bounds = {name for name, option in options.items() if option is not None and option.bounds}
+    for option in (RANGES.keys() & options.keys()) | with_bounds:
         accepted, refused = RANGES[option]
         for value in accepted:
             checked_values(RECIPES[name], **{option: value})

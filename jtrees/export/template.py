@@ -42,9 +42,9 @@ def c_literal(text: str) -> str:
 
 
 def c_comment(text: str) -> str:
-    """Returns a text on a single line that does not end a comment."""
+    """Returns a text on a single line that neither ends a comment nor joins the next line to this one."""
     printable = "".join(c if c.isprintable() else " " for c in text)
-    return printable.replace("*/", "* /").replace("/*", "/ *")
+    return printable.replace("*/", "* /").replace("/*", "/ *").replace("??/", "?? /")
 
 
 def sql_name(text: str) -> str:

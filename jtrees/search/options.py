@@ -183,7 +183,7 @@ def _numeric(value: Any) -> Any:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
         return None
-    real = array.dtype.kind in "biuf" or jnp.issubdtype(array.dtype, jnp.floating)
+    real = array.dtype.kind in "iuf" or jnp.issubdtype(array.dtype, jnp.floating)
     return array.astype(np.float32) if real else None
 
 
