@@ -1,4 +1,4 @@
-"""Effects of options of recipes, a table for each: the key, few terms in a split, epochs, preconditioners.
+"""Effects of options of recipes, a table for each: the key, terms of splits, epochs, preconditioners, learning rates.
 
 python -m experiments.options --data-dir DATA [--tables keys sparse ...] [--datasets abalone ...] [--write]
 
@@ -9,6 +9,7 @@ Splits and scores are the same as in experiments.systems: test R^2 or accuracy i
 - epochs: epochs that trees with linear leaves need under each sharpness, by depth; they determine GET's default.
 - ridge: recipes with and without a start from splits of a ridge regression.
 - preconditioning: fixed strengths of the preconditioner beside "auto", with more and less correlated features.
+- rates: Boosted with its default learning rate and larger ones, on all rows.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments import benchmark, data, studies
 from experiments.estimators import TASKS
@@ -44,6 +46,7 @@ RECIPES: dict[str, Any] = {
 }
 ROWS = 3000  # upper limit of the training rows, and of the test rows
 RIDGE: dict[str, Any] = {"GET": jtrees.GET(), "CO2": jtrees.CO2(), "NonGreedy": jtrees.NonGreedy()}
+BOOSTED, RATES = jtrees.Boosted(), (0.1, 0.2, 0.3)
 REAL = list(TASKS)
 NUMBERS = [name for name in REAL if TASKS[name] == "regression"]
 Splits = Callable[[int], studies.Split]
@@ -109,6 +112,23 @@ def ridge_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list
     return [cells]
 
 
+def rate_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
+    """Returns R^2 or the log loss of Boosted, its rounds and processor seconds, by learning rate."""
+    x, x_test, y, y_test = split(0)
+    classes, codes = np.unique(y, return_inverse=True) if TASKS[name] == "classification" else (None, y)
+    cells = [name, len(x)]
+    for rate in RATES:
+        start = time.process_time()
+        fit = studies.fit(BOOSTED.replace(learning_rate=rate), (x, x_test, codes, y_test), 0, task=TASKS[name])
+        seconds, predicted = time.process_time() - start, np.asarray(fit.predict(x_test), np.float64)
+        if classes is None:
+            text = f"{studies.percent(predicted, y_test):.1f}"
+        else:
+            text = f"{studies.class_scores(predicted, y_test, classes)['log_loss']:.3f}"
+        cells.append(f"{text} ({fit.report.search.rounds}; {seconds:.0f})")
+    return [cells]
+
+
 # The head of each table, its function of a set, its default sets, and its default number of splits.
 TABLES: dict[str, tuple[list[str], Callable[..., list[list[Any]]], list[str], int]] = {
     "keys": (
@@ -125,6 +145,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., list[list[Any]]], list[str], in
         ["set", "smallest eigenvalue", *RECIPES],
         *(strength_cells, [COLLINEAR, "abalone", "ailerons", "cpu-act", "kin8nm"], 1),
     ),
+    "rates": (["set", "rows", *map(str, RATES)], rate_cells, ["kin8nm", "elevators", "letter", "connect-4"], 1),
 }
 NOTES = {
     "keys": f"Test R² in per cent of {KEYS} keys: the median, and the worst and the best score minus the median. "
@@ -139,6 +160,8 @@ NOTES = {
     "training rows. In all columns GET and CO2 have `ridge=False`, and TEL stops early. The second column is the "
     "smallest eigenvalue of the features' correlations: 1 if uncorrelated, 0 if one feature is a linear function of "
     "the others.",
+    "rates": "Test R² in per cent, or log loss, of `Boosted` by `learning_rate`, on all rows of one split. Brackets "
+    "have the rounds of the model, at most 1000, and processor seconds with compilation.",
 }
 
 
@@ -152,7 +175,10 @@ def main(arguments: list[str] | None = None) -> None:
         header = header + [f"depth {d}, {e}" for d in options.depths for e in EPOCHS if title == "epochs"]
         table, seeds = benchmark.Table(*header), options.seeds or default
         for name in options.datasets or names:
-            split = lambda seed, name=name: data.split(*arrays_of(name, options.data_dir), seed, limit=ROWS)
+            limit = None if title == "rates" else ROWS
+            split = lambda seed, name=name, limit=limit: data.split(
+                *arrays_of(name, options.data_dir), seed, limit=limit
+            )
             for row in cells(name, split, seeds, options.depths):
                 table.add(*row)
             jax.clear_caches()

@@ -123,8 +123,10 @@ def difference(pairs: list[list[tuple[Any, Any]]], key: str = "score", digits: i
 
 
 def beside(results: studies.Results, task: str) -> str:
-    """Returns the table of systems with their defaults and of rivals, beside CatBoost."""
-    parts = [part for part in PARTS if part not in TUNED and set(results.datasets(part)) & set(SETS[task])]
+    """Returns the table of systems with their defaults and of rivals, beside CatBoost; those that lack no set."""
+    sets = {part: set(results.datasets(part)) & set(SETS[task]) for part in PARTS if part not in TUNED}
+    most = max(map(len, sets.values()))
+    parts = [part for part in sets if most and len(sets[part]) == most]
     rival = "CatBoost" if "CatBoost" in parts else ""  # it may not be installed
     values = lambda part, name: values_of(results, part, rival or part, name)
     names = [name for name in SETS[task] if all(values(part, name) for part in parts)]
@@ -174,10 +176,11 @@ def report(results: studies.Results, command: str) -> str:
     rows = results.rows[0].settings.get("rows", ROWS) if results.rows else ROWS
     about = (
         f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {rows} "
-        "training rows and as many test rows, as means over splits and then over sets. CART's depth is tuned by "
-        "cross-validation; the other systems have their defaults. The difference from CatBoost is a mean over the sets "
-        "with its standard error. Seconds are medians of single fits on one or two busy cores, with compilation unless "
-        "an earlier fit compiled the same program. Processor seconds add up all cores."
+        "training rows and as many test rows, as means over splits and then over sets. A system that lacks some sets "
+        "is in the tables by set alone. CART's depth is tuned by cross-validation; the other systems have their "
+        "defaults. The difference from CatBoost is a mean over the sets with its standard error. Seconds are medians "
+        "of single fits on one or two busy cores, with compilation unless an earlier fit compiled the same program. "
+        "Processor seconds add up all cores."
     )
     tuned = (
         f"A tuned system is the choice of `jtrees.tune` among {DRAWS} draws of the depth (4 or 6) and the learning "

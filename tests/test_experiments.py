@@ -417,6 +417,22 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     assert (raw_folder / "study.md").read_text() == text
 
 
+def test_means_are_of_the_systems_that_have_all_sets():
+    value = {"score": 80.0, "seconds": 1.0, "numbers": 9}
+    measured = [
+        ("GET", "kin8nm"),
+        ("GET", "abalone"),
+        ("DGT", "kin8nm"),
+        ("CatBoost", "kin8nm"),
+        ("CatBoost", "abalone"),
+    ]
+    rows = [studies.Measurement(part, name, 0, value, {}, "a machine", 1.0) for part, name in measured]
+    text = systems.report(studies.Results(rows), "command")
+    means, sets = text.split("## By set")
+    assert "| 2 sets of regression |" in means and "| GET | 80.00 |" in means and "| DGT |" not in means
+    assert "| DGT | " in sets
+
+
 def test_networks_without_their_environment_are_left_out_in_a_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(networks, "PYTHON", tmp_path / "python")
     assert not networks.installed.__wrapped__()
@@ -509,6 +525,7 @@ SMALLEST = {
             "EPOCHS": (1, 2),
             "KEYS": 2,
             "RECIPES": {"DGT": DGT},
+            "BOOSTED": WEAK,
         },
         *("preconditioning", "| kin8nm | "),
     ),

@@ -109,7 +109,7 @@ class Boosted(Wrapper):
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves. :class:`jtrees.GET` lists the defaults that
         suit a tree of a sum.
-      rounds: largest number of rounds. If a fit takes all rounds, a larger number may help.
+      rounds: largest number of rounds. If a fit takes all rounds, a larger number or a larger learning rate may help.
       learning_rate: factor of each tree's outputs.
       subsample: fraction of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn
         without replacement, and their number is at most the option ``rows`` of the base.
