@@ -159,8 +159,9 @@ def test_defaults_of_a_base_are_those_of_the_recipe_alone_or_in_a_sum(make):
 # The smallest and largest numbers of an option in any recipe, and numbers that every recipe with the option refuses.
 RANGES = {
     "depth": ((1,), (0, 21)),
-    **dict.fromkeys(("epochs", "batch_size", "trees", "rounds", "starts", "runs", "cycles"), ((1,), (0, True))),
-    "hidden": ((1,), (0, True)),
+    **dict.fromkeys(
+        ("epochs", "batch_size", "trees", "rounds", "starts", "runs", "cycles", "hidden"), ((1,), (0, True))
+    ),
     "bins": ((2,), (1,)),
     **dict.fromkeys(("momentum", "dropout", "precondition"), ((0, 0.99), (-0.01, 1))),
     **dict.fromkeys(("l1", "l2", "weight_decay", "balance"), ((0,), (-0.01,))),

@@ -90,7 +90,7 @@ TEXTS = list(enumerate(nasty.TEXTS))
 @needs_compiler
 def test_the_rule_of_escape_of_c(tmp_path):
     (tmp_path / "model.h").write_text(
-        "".join(f"/* {c_comment(text)} */ static const char text_{i}[] = {c_literal(text)};\n" for i, text in TEXTS)
+        "".join(f"/* {c_comment(text)}\n*/ static const char text_{i}[] = {c_literal(text)};\n" for i, text in TEXTS)
     )
     texts = ", ".join(f"text_{i}" for i, _ in TEXTS)
     library = models.compiled(tmp_path / "model.h", f"const char *const texts[] = {{{texts}}};")
