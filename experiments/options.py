@@ -49,7 +49,7 @@ RIDGE: dict[str, Any] = {"GET": jtrees.GET(), "CO2": jtrees.CO2(), "NonGreedy": 
 BOOSTED, RATES = jtrees.Boosted(), (0.1, 0.2, 0.3)
 REAL = list(TASKS)
 NUMBERS = [name for name in REAL if TASKS[name] == "regression"]
-Splits = Callable[[int], studies.Split]
+Splits = Callable[..., studies.Split]  # of a seed, and of an upper limit of the rows
 
 
 def score(recipe: Any, split: studies.Split, seed: int) -> float:
@@ -114,7 +114,7 @@ def ridge_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list
 
 def rate_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
     """Returns R^2 or the log loss of Boosted, its rounds and processor seconds, by learning rate."""
-    x, x_test, y, y_test = split(0)
+    x, x_test, y, y_test = split(0, limit=None)
     classes, codes = np.unique(y, return_inverse=True) if TASKS[name] == "classification" else (None, y)
     cells = [name, len(x)]
     for rate in RATES:
@@ -175,10 +175,8 @@ def main(arguments: list[str] | None = None) -> None:
         header = header + [f"depth {d}, {e}" for d in options.depths for e in EPOCHS if title == "epochs"]
         table, seeds = benchmark.Table(*header), options.seeds or default
         for name in options.datasets or names:
-            limit = None if title == "rates" else ROWS
-            split = lambda seed, name=name, limit=limit: data.split(
-                *arrays_of(name, options.data_dir), seed, limit=limit
-            )
+            x, y = arrays_of(name, options.data_dir)
+            split = lambda seed, limit=ROWS, x=x, y=y: data.split(x, y, seed, limit=limit)
             for row in cells(name, split, seeds, options.depths):
                 table.add(*row)
             jax.clear_caches()

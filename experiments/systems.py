@@ -123,10 +123,10 @@ def difference(pairs: list[list[tuple[Any, Any]]], key: str = "score", digits: i
 
 
 def beside(results: studies.Results, task: str) -> str:
-    """Returns the table of systems with their defaults and of rivals, beside CatBoost; those that lack no set."""
+    """Returns the table of the systems and rivals that have all sets, with their defaults, beside CatBoost."""
     sets = {part: set(results.datasets(part)) & set(SETS[task]) for part in PARTS if part not in TUNED}
-    most = max(map(len, sets.values()))
-    parts = [part for part in sets if most and len(sets[part]) == most]
+    all_sets = max(map(len, sets.values()))
+    parts = [part for part in sets if 0 < len(sets[part]) == all_sets]
     rival = "CatBoost" if "CatBoost" in parts else ""  # it may not be installed
     values = lambda part, name: values_of(results, part, rival or part, name)
     names = [name for name in SETS[task] if all(values(part, name) for part in parts)]

@@ -5,6 +5,7 @@ only their shapes and dtypes are checked. Functions ``as_`` and ``check_`` with 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import operator
 import sys
 import traceback
@@ -94,11 +95,9 @@ def check_size(name: str, count: Any, numbers: int) -> int:
 
 def _index(name: str, value: Any, expected: str) -> int:
     """Returns a whole number, which may not be a truth value."""
-    try:
-        if not isinstance(value, bool):
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
             return operator.index(value)
-    except TypeError:
-        pass
     raise ValueError(f"{name} must be {expected}, got {quoted(value)}")
 
 

@@ -91,7 +91,7 @@ MODELS = {
 }
 # Scores of 0, an origin, each kind of leaves, votes and links.
 FEW = ("whole numbers", "linear", "bounded", "votes", "softmax", "sorted")
-OTHERS = ("outputs", "frequency, depth 8", "forest", "exp", "quantiles")  # in slow tests
+SLOW = ("outputs", "frequency, depth 8", "forest", "exp", "quantiles")  # in slow tests
 
 
 def raw_table(n=400, seed=0, other=False):

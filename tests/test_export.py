@@ -23,7 +23,7 @@ from tests.needs import COMPILER, needs_compiler
 
 
 @pytest.mark.parametrize("form", models.forms())
-@pytest.mark.parametrize("name", sweeps.quick(models.MODELS, models.FEW, models.OTHERS))
+@pytest.mark.parametrize("name", sweeps.quick(models.MODELS, models.FEW, models.SLOW))
 def test_files_have_the_leaves_and_predictions_of_models_of_arrays(form, name, tmp_path):
     models.check(form, *models.MODELS[name](), tmp_path)
 

@@ -42,7 +42,7 @@ def c_literal(text: str) -> str:
 
 
 def c_comment(text: str) -> str:
-    """Returns a text on a single line that neither ends a comment nor joins the next line to this one."""
+    """Returns a text on a single line. It ends no comment, and it does not continue on the next line."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return printable.replace("*/", "* /").replace("/*", "/ *").replace("??/", "?? /")
 
