@@ -339,7 +339,7 @@ PAPERS = {
         "the paper's target, because the paper's random forest is far below ours. Table 4 of the paper, training R² "
         "by scale factor, is a mean over 16 sets, which include these eight: `paper_get.md`.",
         "airfoil, abalone, ailerons and kin8nm are behind, and most also beside the forest. The paper's splits are not "
-        "published. Its fits have 10 starts of 3000 epochs, and ours have 8 of 1000.",
+        "published. Its fits have 10 starts of 3000 epochs, and ours have 4 of 1000.",
     ),
     "DGT": (
         dgt_rows,
