@@ -67,7 +67,7 @@ def count_free(tree: ObliqueTree) -> float:
     if tree.classes is not None:
         free *= (tree.classes - 1) / tree.classes  # probabilities sum to 1
     if not splits:
-        return free
+        return float(free)
     single = np.count_nonzero(directions, axis=1) == 1
     free += single.sum() * (1 + np.log2(features))
     if (oblique := directions[~single]).size:

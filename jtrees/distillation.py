@@ -146,6 +146,8 @@ def distill(
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _SYNTHETIC), (4,))))
     weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(rows)), np.float64)
     train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
+    if weight is not None:  # a synthetic row mixes rows, whose weights do not count there
+        train = train[weight[train] > 0]
 
     table = rows[train]
     n = len(train)

@@ -28,7 +28,7 @@ import numpy as np
 from jtrees import __version__, distributed, processes, sharding
 from jtrees.validation import checked_names, listed, quoted, quoted_list
 
-__all__ = ["estimator", "family", "header", "load", "model", "part", "save", "state"]
+__all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
 FORMAT = 3
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
@@ -86,7 +86,7 @@ def state(cls: _Class) -> _Class:
 
 
 def estimator(cls: _Class) -> _Class:
-    """Registers a class whose fitted objects are saved by their attributes. Use it as a decorator.
+    """Registers a class of jtrees whose fitted objects are saved by their attributes. Use it as a decorator.
 
     Objects are made without arguments. Names of attributes follow scikit-learn, such as ``model_``.
     """

@@ -258,3 +258,12 @@ def test_the_best_is_a_run_with_a_result(table, scores, best, error):
         np.testing.assert_array_equal(result.report.scores, [np.inf if score is None else score for score in scores])
         histories = [np.full(2, np.nan) if score is None else np.zeros(2) for score in scores]
         np.testing.assert_array_equal(result.history, histories)
+
+
+def test_a_run_is_chosen_by_the_loss_of_the_tree_that_it_returns(table):
+    """The polish changes the trees, so the losses before the polish do not choose."""
+    x, y = table[:2]
+    base = jtrees.DGT(depth=2, epochs=3, widths=(), precondition=0.0)
+    fit = jtrees.fit(jtrees.BestOf(jtrees.Polished(base, epochs=20), runs=3), x, y, task="regression", key=KEY)
+    scores, losses = fit.report.search.scores, fit.report.search.base.losses
+    assert fit.loss == pytest.approx(scores.min() * np.ptp(y) ** 2) and losses[-1] <= losses[0]

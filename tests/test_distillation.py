@@ -112,10 +112,20 @@ def test_the_scores_are_those_of_the_held_out_rows():
     assert result.score == pytest.approx(r2_score(y_out, result.predict(X_OUT)))
     assert result.teacher_score == pytest.approx(r2_score(y_out, NUMBERS.predict(X_OUT)))
     part = jtrees.distill(
-        NUMBERS, RECIPE, X, Y, key=KEY, synthetic=1, held_out=0.25, sample_weight=np.linspace(0, 1, 60)
+        NUMBERS, RECIPE, X, Y, key=KEY, synthetic=1, held_out=0.25, sample_weight=np.linspace(0.01, 1, 60)
     )
     assert (part.rows, part.synthetic, part.held_out) == (90, 45, 15)
     assert part.teacher_score is not None and part.teacher_score > 0.9
+
+
+def test_rows_without_weight_make_no_rows():
+    weight = np.where(np.arange(60) < 20, 0.0, 1.0)
+    corrupt = np.where(weight[:, None] > 0, X, 1e9)
+    options = {"key": KEY, "synthetic": 2, "held_out": (X_OUT, None)}
+    result = jtrees.distill(NUMBERS, RECIPE, corrupt, sample_weight=weight, **options)
+    assert (result.rows, result.synthetic) == (120, 80)
+    expected = jtrees.distill(NUMBERS, RECIPE, X[20:], sample_weight=np.ones(40), **options)
+    np.testing.assert_array_equal(result.predict(X_OUT), expected.predict(X_OUT))
 
 
 @pytest.mark.slow

@@ -64,6 +64,16 @@ def test_predictions_of_a_perfect_tree_are_the_targets(name):
                 assert (fit.tree.refit(X, 3 * y, shrink=shrink).predict(X) == 3 * y).all()
 
 
+@pytest.mark.parametrize("recipe", [GET, jtrees.Boosted(GET, rounds=3)], ids=["GET", "Boosted"])
+def test_losses_of_a_function_are_those_of_scaled_targets(recipe):
+    y = X[:, 0] + np.random.default_rng(5).normal(size=N)
+    fits = [fit_to(unit * y, recipe, task=jtrees.Regression(loss_function=power_loss)) for unit in (1.0, 1024.0)]
+    for fit, unit in zip(fits, (1.0, 1024.0), strict=True):
+        expected = np.mean(np.abs((fit.predict(X) / unit - y) / np.ptp(y)) ** 1.5)
+        assert fit.loss == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_allclose(*(fit.report.search.losses for fit in fits), rtol=1e-4)
+
+
 @pytest.mark.parametrize("loss", sweeps.quick(["poisson", "gamma", "tweedie"], ["poisson"]))
 def test_means_under_a_log_link_are_those_of_double_precision(loss):
     y = 1 + np.random.default_rng(3).poisson(np.exp(X[:, 0] / 2)).astype(float)

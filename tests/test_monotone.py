@@ -187,6 +187,7 @@ def test_signs_of_columns_are_those_of_their_first_features(monotone, columns, s
     [
         ({"weight": 1}, r"monotone must name columns of x, .*'age'.*, got 'weight'"),
         ({"age": 2}, "monotone must have the signs -1, 0 or 1, got 2 for 'age'"),
+        ({"age": np.True_}, "monotone must have the signs -1, 0 or 1, got True for 'age'"),
         ({"kind": 1}, "monotone must name columns of numbers, got 'kind'"),
         ([1, 0], r"monotone must be signs by column, or 5 signs, got \[1, 0\]"),
         ("age", "monotone must be signs by column, or 5 signs, got 'age'"),

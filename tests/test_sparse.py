@@ -141,3 +141,11 @@ def test_bad_groups(groups, message):
     frame = pd.DataFrame(x, columns=["lat", "lon", "income", "age"])
     with pytest.raises(ValueError, match=message):
         jtrees.fit(jtrees.Sparse(GET, interactions=groups), frame, y, key=KEY)
+
+
+def test_the_verdict_charges_the_thin_tree_and_not_its_base():
+    """The loss that linear leaves of all columns expect says nothing about leaves after the removal of terms."""
+    x, y = plane(n=200)
+    base = GET.replace(leaves="linear", epochs=20)
+    dense, thin = (jtrees.fit(recipe, x, y, key=KEY) for recipe in (base, jtrees.Sparse(base, terms=1, epochs=5)))
+    assert thin.loss < thin.report.baselines["model"] != dense.report.baselines["model"]

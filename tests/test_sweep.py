@@ -246,6 +246,7 @@ def test_a_run_that_came_to_its_end_is_the_best_whatever_an_interrupted_run_has_
 
 BOTH = [
     *(({"grid": grid}, "grid must hold values by name") for grid in ({}, {"depth": ()}, {"depth": 3}, [3])),
+    ({"grid": {"leaves": "linear"}}, "grid must hold values by name"),
     ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are 'epochs', 'batch_size', .* more, got 'deep': write 'depth'"),
     ({"grid": {"base__depth": (1, 2)}}, "grid: options of DGT are .*, got 'base'"),
     ({"grid": {"depth": (1, "two")}}, "depth must be a whole number from 1 to 16, got 'two'"),

@@ -159,6 +159,12 @@ def test_an_improvement_within_the_error_is_none(gains, expected_trials, prescri
     assert depths(result) == list(range(1, expected_trials + 1))
 
 
+def test_depths_that_diverge_do_not_end_the_trials(prescribed):
+    losses = lambda recipe, _: np.full(3000, np.inf if recipe.depth < 4 else 1.0)
+    result = prescribed(losses, rows=2900, grid={"depth": range(1, 5)})
+    assert result.report.tuning.options == {"depth": 4} and depths(result) == [1, 2, 3, 4]
+
+
 def test_a_combination_that_diverges_is_not_chosen():
     result = tune(Polynomials(depth=3), {"learning_rate": (0.5, 1e30)})
     assert result.report.tuning.options == {"learning_rate": 0.5}

@@ -49,7 +49,7 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
         if name in signed:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
         signed.add(name)
-        if isinstance(sign, bool) or sign not in (-1, 0, 1):
+        if isinstance(sign, (bool, np.bool_)) or sign not in (-1, 0, 1):
             raise ValueError(
                 f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
             )

@@ -281,7 +281,7 @@ class Data(NamedTuple):
 
     @property
     def loss_unit(self) -> float:
-        """A scaled loss of 1 in the user's units; 1 for several targets, because their losses remain scaled."""
+        """A scaled loss of 1 in the user's units; 1 for several targets and custom losses, which remain scaled."""
         return self.table.task.loss_unit(self.scaling.y_unit)
 
     def loss(self, model: Any) -> float:
@@ -434,7 +434,7 @@ def _moments(x: np.ndarray, share: np.ndarray, median: float) -> tuple[float, fl
     """Returns the weighted mean and deviation of a column ``(n,)`` without codes and outliers, and the farthest value.
 
     Outliers are included if the column is otherwise constant. The farthest value is the largest distance from the mean
-    in deviations without codes. It is infinite if there are no codes.
+    in deviations without codes and outliers. It is infinite if there are no codes.
     """
     x = x.astype(np.float64)
     low, high = _without_codes(x)

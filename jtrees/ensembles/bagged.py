@@ -73,7 +73,7 @@ class Bagged(Wrapper):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         if self.combine == "vote" and not isinstance(task, Classification):
             raise ValueError('combine must be "mean" in regression, got "vote"')
-        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // self._size(shape[0]))
+        checks.check_size("trees", self.trees, self._size(shape[0]))
         self.base.check(task, (self._size(shape[0]), shape[1]))
 
     def _size(self, n: int) -> int:

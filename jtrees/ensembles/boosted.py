@@ -23,7 +23,7 @@ from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
-from jtrees.search.recipe import check_keeps_splits, loss_of
+from jtrees.search.recipe import check_keeps_splits
 from jtrees.search.sample import most_rows, sampled
 from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
@@ -175,7 +175,7 @@ class Boosted(Wrapper):
             model = _forest(problem, *fitted.scaled)
             # Predicting all rows of a long table takes half the time of boosting.
             is_long = problem.count > _MANY_ROWS and not problem.has_validation_set
-            loss = fitted.score * data.loss_unit if is_long else loss_of(fitted, model, data)
+            loss = fitted.score * data.loss_unit if is_long else data.loss(model)
             return fitted._replace(model=model, loss=loss, left_out=boosting.left_out(problem))
 
         return problem.restored(boosting.fitted, restore)

@@ -113,11 +113,8 @@ class Polished(Wrapper):
         with problem.restoring():
             if self.shrink:
                 tree = data.refit(tree, "constant", shrink=True)[0]
-            tree = tree.merged()
-            loss = data.loss(tree)
-        report = PolishedReport(losses=np.array(losses), accepted=np.array(accepted), base=base.report)
-        # Held-out rows of the base say nothing about the tree, because the polish of all rows changes it.
-        return base._replace(scaled=None, model=tree, tree=tree, loss=loss, report=report, left_out=None)
+            report = PolishedReport(losses=np.array(losses), accepted=np.array(accepted), base=base.report)
+            return base.replaced_by(tree.merged(), data, report)
 
     async def _polish_level(self, problem: Problem, tree: ObliqueTree, level: int) -> tuple[ObliqueTree, int]:
         """Returns the tree with every improved subtree of a level replaced, and the number of replaced subtrees."""

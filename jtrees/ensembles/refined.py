@@ -19,7 +19,7 @@ from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.minibatch import Schedule
-from jtrees.search.recipe import loss_of, on_device
+from jtrees.search.recipe import on_device
 from jtrees.search.stage import train_stage
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
@@ -220,7 +220,7 @@ def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fi
     model, left_out = restored(fitted.scaled), None
     if boosting.has_losses and not problem.is_member:
         left_out = problem.left_out(restored(trial), boosting.held_out[0])
-    return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
+    return fitted._replace(model=model, loss=data.loss(model), left_out=left_out)
 
 
 def _hard(trees: ObliqueTree, initial: np.ndarray) -> SoftTrees:

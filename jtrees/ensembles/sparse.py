@@ -128,9 +128,7 @@ class Sparse(Wrapper):
             losses = np.array([data.loss(tree) for tree in trees])
             most_groups = None if groups is None else largest(groups)
             report = SparseReport(terms=largest(columns), losses=losses, base=base.report, groups=most_groups)
-            loss = data.loss(tree)
-        # Held-out rows of the base say nothing about the tree, because the removal of terms changes it.
-        return base._replace(scaled=None, model=tree, tree=tree, loss=loss, report=report, left_out=None)
+            return base.replaced_by(tree, data, report)
 
     async def _thinned(
         self, problem: Problem, tree: ObliqueTree, columns: np.ndarray, groups: np.ndarray | None

@@ -2,9 +2,9 @@
 
 The engine advances every procedure until it waits. Waiting calls of the same program go into one compiled call. If an
 array is the same object in all calls, it is shared and not copied. On CPUs, each call runs in the program of a single
-run, so the results have the bits of single runs. The number of calls that run at once is the number of processors. On
-other devices calls are stacked by ``vmap``. The order of the calls does not depend on a clock, so all processes make
-the same calls.
+run, so the results have the bits of single runs. The number of calls that run at once is the number of processors, at
+most 8. On other devices calls are stacked by ``vmap``. The order of the calls does not depend on a clock, so all
+processes make the same calls.
 """
 
 from collections import deque

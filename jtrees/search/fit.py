@@ -160,7 +160,7 @@ def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -
 
 def checked_share(held_out: Any) -> float:
     """Returns the fraction of rows to hold out; raises ``ValueError`` if it is not in [0, 1)."""
-    number = isinstance(held_out, (int, float, np.floating)) and not isinstance(held_out, bool)
+    number = isinstance(held_out, (int, float, np.number)) and not isinstance(held_out, bool)
     if not number or not 0 <= held_out < 1:
         raise ValueError(f"held_out must be a number of at least 0 and below 1, got {checks.quoted(held_out)}")
     return float(held_out)

@@ -90,6 +90,12 @@ class Fitted(NamedTuple):
     left_out: LeftOut | None = None
     expected_loss: float | None = None
 
+    def replaced_by(self, tree: ObliqueTree, data: Data, report: Any) -> "Fitted":
+        """Returns the result with a tree that all rows have changed, without what held-out rows say of the old tree."""
+        loss = data.loss(tree)
+        changed: Any = {"model": tree, "tree": tree, "loss": loss, "score": loss / data.loss_unit, "report": report}
+        return self._replace(scaled=None, left_out=None, expected_loss=None, **changed)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(Run):

@@ -21,11 +21,6 @@ def on_device(model: Any) -> Any:
     return jax.tree.map(sharding.from_host, model)
 
 
-def loss_of(result: Any, model: Any, data: Data) -> float:
-    """Returns the loss to report, in the user's units; for a user-defined loss, the score on scaled data."""
-    return data.loss(model) if data.table.task.in_units else float(result.score)
-
-
 # Largest number of products of a tree that grows in one program, which takes about a second. Neither a deadline nor
 # Ctrl-C ends a program.
 LARGEST_PROGRAM = 2**34
@@ -167,7 +162,7 @@ def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Re
             model = data.scaling.restore(fitted.scaled)
             return fitted._replace(model=model, loss=data.loss(model), report=report)
         model = data.scaling.restore(model_type(on_device(fitted.scaled), None, data.table.task.of_models, bounded))
-        return fitted._replace(model=model, loss=loss_of(fitted, model, data), report=report)
+        return fitted._replace(model=model, loss=data.loss(model), report=report)
 
     return problem.restored(fitted, restore)
 
@@ -206,6 +201,6 @@ def fitted_tree(
         path = np.asarray(tree.decision_path(data.table.x))
         tree_report = TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
         final = tree_report if report is None else report(tree_report, path)
-        return fitted._replace(model=tree, tree=tree, loss=loss_of(fitted, tree, data), report=final)
+        return fitted._replace(model=tree, tree=tree, loss=data.loss(tree), report=final)
 
     return problem.restored(fitted, restore)

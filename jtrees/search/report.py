@@ -130,8 +130,8 @@ class Trial(NamedTuple):
       loss: mean loss on held-out rows (as in :class:`jtrees.FitResult`); infinite if the search was not finite.
       error: standard error of the paired difference to the losses of the best combination.
       size: number of parameters of a model, as a mean over folds.
-      rows: number of rows of the last trial of the combination, including the rows that a fold holds out. It is below
-        the number of training rows only if halving dropped the combination, or if a deadline or Ctrl-C ended halving.
+      rows: number of training rows of a fold in the last trial of the combination. It is below the number of rows of a
+        fold only if halving dropped the combination, or if a deadline or Ctrl-C ended halving.
       state: ``"finished"``; ``"interrupted"``: a deadline or Ctrl-C ended its training early; ``"diverged"``: its
         training was not finite.
     """

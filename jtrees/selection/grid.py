@@ -94,12 +94,12 @@ def _products(grid: Any) -> list[dict[str, Any]]:
     """
     message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {quoted(grid)}'
     try:
-        grid = {str(name): list(values) for name, values in grid.items()}
+        lists = {str(name): list(values) for name, values in grid.items() if not isinstance(values, str)}
     except (AttributeError, TypeError):
         raise ValueError(message) from None
-    if not grid or not all(grid.values()):
+    if not lists or len(lists) < len(grid) or not all(lists.values()):
         raise ValueError(message)
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]]) -> list[list[int]]:

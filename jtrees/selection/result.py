@@ -15,7 +15,8 @@ class SweepResult(NamedTuple):
     Attributes:
       options: options of each combination, by name.
       seeds: the seeds.
-      fits: fit of each run, ``(C, S, F)``; None if the run diverged or did not start.
+      fits: fit of each run, ``(C, S, F)``; None if the run diverged or did not start,
+        or if its file is no longer in the folder.
       losses: mean loss of each run, ``(C, S, F)``, as in :class:`jtrees.FitResult`. The loss is on held-out rows if
         there are any, else on the training data. It is infinite if the run diverged or did not start.
       sizes: number of parameters of each model, ``(C, S, F)``; NaN if there is no model.

@@ -51,8 +51,8 @@ def sweep(
     (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))`` on the training rows of a fold. The
     encoder of a raw table and the scaling are fitted to these rows. All folds share the compiled programs.
 
-    On CPUs, the number of fits that run at once is the number of processors. Other devices stack many fits. Ctrl-C ends
-    the training of the current runs and the sweep. The result has the state of each run.
+    On CPUs, the number of fits that run at once is the number of processors, at most 8. Other devices stack many fits.
+    Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
     Args:
       recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.

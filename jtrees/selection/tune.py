@@ -219,7 +219,7 @@ class _Fits(NamedTuple):
                     complete = [trial for trial in trials if trial.state != "interrupted"]
                     return complete if has_trials or any(np.isfinite(trial.loss) for trial in complete) else trials
             current = min(trials, key=lambda trial: trial.loss)
-            improved = best is None or best.loss - current.loss > best.error(current)
+            improved = best is None or not np.isfinite(best.loss) or best.loss - current.loss > best.error(current)
             best, since = (current, 0) if improved else (best, since + 1)
             if depth and since >= _PATIENCE:
                 break

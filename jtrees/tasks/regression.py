@@ -81,7 +81,9 @@ class Regression(Task):
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.unit_exponent())).mean(1)
 
     def loss_unit(self, unit: Any) -> float:
-        return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.unit_exponent()
+        if np.size(unit) > 1 or not self.in_units:
+            return 1.0
+        return float(np.sum(unit)) ** self.loss_function.unit_exponent()
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns 1 minus the ratio of the loss to the loss of the best constant, averaged over targets.
