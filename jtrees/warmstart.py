@@ -18,48 +18,30 @@ __all__ = ["from_sklearn"]
 _ROUNDING = 1e-6  # relative rounding error of sums of weights
 
 
-def cart_regressor(
+def cart(
     x: Any,
     y: Any,
     depth: SupportsIndex,
     *,
-    seed: int = 0,
+    classifies: bool = False,
     sample_weight: Any = None,
     min_weight: float = 0.0,
     monotone: Any = None,
 ) -> ObliqueTree:
-    """Grows scikit-learn's regression tree, with leaves of means (GET, section 3.4: warm start)."""
-    # `seed` decides CART's order of features among equally good splits. `min_weight` is the minimum sum of the sample
-    # weights in a leaf. Predictions of one target do not fall in the features `monotone`, (p,) bool.
-    x = validation.check_x(x)
-    y = np.asarray(validation.check_targets(y, len(x)))
-    tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, monotone)
+    """Grows scikit-learn's tree, with leaves of means or class frequencies (GET, section 3.4: warm start)."""
+    # `min_weight` is the minimum sum of the sample weights in a leaf. Predictions of one target, or of the probability
+    # of the second of two classes, do not fall in the features `monotone`, (p,) bool. With `classifies`, y holds
+    # classes, (n,), and a leaf the frequencies of the classes that are present. Or y holds probabilities of k classes,
+    # (n, k). The splits then minimise the expected Gini impurity: the variance of the probabilities, summed over
+    # classes, decreases like it.
+    x, options = validation.check_x(x), (sample_weight, min_weight)
+    if classifies and not is_soft(y := np.asarray(y)):
+        return _sklearn_tree("DecisionTreeClassifier", x, y, depth, *options, monotone)
+    y = checked_classes(y) if classifies else np.asarray(validation.check_targets(y, len(x)))
+    tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, *options, None if classifies else monotone)
     # scikit-learn drops the axis of a single column. The shape changes on the host, where it compiles nothing.
-    values = np.asarray(tree.leaves.values).reshape(-1, *y.shape[1:])
-    return tree.replace(leaves=Values(sharding.from_host(values)))
-
-
-def cart_classifier(
-    x: Any,
-    y: Any,
-    depth: SupportsIndex,
-    *,
-    seed: int = 0,
-    sample_weight: Any = None,
-    min_weight: float = 0.0,
-    monotone: Any = None,
-) -> ObliqueTree:
-    """Grows scikit-learn's classification tree, with leaves of the frequencies of the classes that are present."""
-    # Arguments and errors are as in `cart_regressor`, except y, which holds classes, (n,). `monotone` requires two
-    # classes, and refers to the probability of the second class. Alternatively, y holds probabilities of k classes,
-    # (n, k). The splits then minimise the expected Gini impurity.
-    x, y = validation.check_x(x), np.asarray(y)
-    if is_soft(y):
-        # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.
-        y = checked_classes(y)
-        tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
-        return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
-    return _sklearn_tree("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)
+    values = sharding.from_host(np.asarray(tree.leaves.values).reshape(-1, *y.shape[1:]))
+    return tree.replace(leaves=Values(values, Frequencies()) if classifies else Values(values))
 
 
 def import_packages() -> None:
@@ -70,7 +52,7 @@ def import_packages() -> None:
 
 
 def _sklearn_tree(
-    kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any, min_weight: float, monotone: Any
+    kind: str, x: Any, y: Any, depth: SupportsIndex, sample_weight: Any, min_weight: float, monotone: Any
 ) -> ObliqueTree:
     try:
         from sklearn import tree
@@ -85,7 +67,7 @@ def _sklearn_tree(
         options["min_samples_split"] = len(x) + 1
     elif min_weight > 0:
         options["min_weight_fraction_leaf"] = min_weight / total
-    model = getattr(tree, kind)(max_depth=depth, random_state=seed, **options)
+    model = getattr(tree, kind)(max_depth=depth, random_state=0, **options)
     with warnings.catch_warnings():  # a warning about many classes in few rows
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
         model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight)

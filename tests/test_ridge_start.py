@@ -176,7 +176,7 @@ def test_cart_of_linear_leaves_divides_what_a_linear_model_leaves():
     x, y, weight = table(400, 5)
     residuals = y - LinearRegression().fit(x, y, sample_weight=weight).predict(x)
     tree = cart.grown_cart(Batch(x, y, weight), Regression(2), 2, "linear")
-    expected = warmstart.cart_regressor(x, residuals, 2, sample_weight=weight)
+    expected = warmstart.cart(x, residuals, 2, sample_weight=weight)
     np.testing.assert_array_equal(tree.weights, expected.weights)
     np.testing.assert_allclose(tree.bias, expected.bias, rtol=1e-6)
     assert not np.array_equal(tree.weights, cart.grown_cart(Batch(x, y, weight), Regression(2), 2).weights)

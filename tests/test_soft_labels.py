@@ -136,7 +136,7 @@ def test_samples_keep_the_share_of_each_most_probable_class():
 
 def test_cart_minimises_the_expected_impurity():
     x, weight, label, chance = repeated(X, WEIGHT)
-    tree = warmstart.cart_classifier(X, SOFT, 3, sample_weight=WEIGHT)
+    tree = warmstart.cart(X, SOFT, 3, classifies=True, sample_weight=WEIGHT)
     rows = DecisionTreeClassifier(max_depth=3, random_state=0).fit(x, label, sample_weight=weight * chance)
     expected = warmstart.from_sklearn(rows, 3)
     np.testing.assert_array_equal(tree.weights, expected.weights)

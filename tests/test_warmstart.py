@@ -1,5 +1,7 @@
 """scikit-learn's trees as ObliqueTrees, bit for bit."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -51,15 +53,15 @@ def test_several_targets_share_a_tree_and_one_column_stays_a_column():
     x, y = table("plain")
     # Three columns, as many as there are classes elsewhere here, on scales of their own.
     targets = np.stack([y, 10 * x[:, 1] + y, 5 + np.abs(x[:, 2])], axis=1).astype(np.float32)
-    model = DecisionTreeRegressor(max_depth=4, random_state=3).fit(x, targets)
-    for tree in (warmstart.from_sklearn(model), warmstart.cart_regressor(x, jnp.asarray(targets), 4, seed=3)):
+    model = DecisionTreeRegressor(max_depth=4, random_state=0).fit(x, targets)
+    for tree in (warmstart.from_sklearn(model), warmstart.cart(x, jnp.asarray(targets), 4)):
         assert tree.leaves.loss == losses.SquaredError()
         assert tree.leaves.values.shape == (16, 3)
         for samples in (x, around_thresholds(model)):
             assert np.array_equal(tree.predict(samples), model.predict(samples).astype(np.float32))
-    column = warmstart.cart_regressor(x, y[:, None], 3)
+    column = warmstart.cart(x, y[:, None], 3)
     assert column.leaves.values.shape == (8, 1)
-    assert np.array_equal(column.predict(x)[:, 0], warmstart.cart_regressor(x, y, 3).predict(x))
+    assert np.array_equal(column.predict(x)[:, 0], warmstart.cart(x, y, 3).predict(x))
 
 
 def test_a_deeper_tree_holds_the_value_on_both_sides_of_what_cart_did_not_split():
@@ -75,13 +77,13 @@ def test_a_deeper_tree_holds_the_value_on_both_sides_of_what_cart_did_not_split(
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, np.float64])
-def test_cart_regressor_is_scikit_learns(convert):
+def test_cart_of_numbers_is_scikit_learns(convert):
     x, y = table("plain")
     integers = np.random.default_rng(0).integers(0, 4, N)
     for weight in (None, integers):
-        model = DecisionTreeRegressor(max_depth=3, random_state=3).fit(x, y, sample_weight=weight)
+        model = DecisionTreeRegressor(max_depth=3, random_state=0).fit(x, y, sample_weight=weight)
         weights = None if weight is None else convert(weight)
-        tree = warmstart.cart_regressor(convert(x), y, 3, seed=3, sample_weight=weights)
+        tree = warmstart.cart(convert(x), y, 3, sample_weight=weights)
         assert np.array_equal(tree.predict(x), model.predict(x).astype(np.float32))
     # A weight counts as that many samples: leaves hold the weighted means of what reaches them.
     leaf = tree.leaf_index(x)
@@ -90,11 +92,12 @@ def test_cart_regressor_is_scikit_learns(convert):
     np.testing.assert_allclose(tree.leaves.values[reached], means[reached], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cart_tree", [warmstart.cart_regressor, warmstart.cart_classifier])
-def test_leaves_have_the_least_weight(cart_tree):
+@pytest.mark.parametrize("classifies", [False, True])
+def test_leaves_have_the_least_weight(classifies):
     """Whatever the units of the weights."""
     x, y = table("rounded")
-    y = y if cart_tree is warmstart.cart_regressor else np.digitize(y, [-1, 0, 1])
+    cart_tree = partial(warmstart.cart, classifies=classifies)
+    y = np.digitize(y, [-1, 0, 1]) if classifies else y
     weight = np.random.default_rng(0).integers(0, 4, N)
     minimum = lambda tree, weight: np.bincount(tree.leaf_index(x), weight)[np.unique(tree.leaf_index(x))].min()
     assert minimum(cart_tree(x, y, 6), np.ones(N)) < 50 <= minimum(cart_tree(x, y, 6, min_weight=50.0), np.ones(N)) < 70
@@ -112,12 +115,12 @@ def test_leaves_have_the_least_weight(cart_tree):
     ("call", "message"),
     [
         (lambda x, y: warmstart.from_sklearn(DecisionTreeRegressor(max_depth=4).fit(x, y), 3), "the model, 4, got 3"),
-        (lambda x, y: warmstart.cart_regressor(x, y, 0), "depth must be from 1 to 16"),
-        (lambda x, y: warmstart.cart_regressor(x, y, 2, min_weight=-1.0), "min_weight must be .*, got -1.0"),
-        (lambda x, y: warmstart.cart_regressor(x[:, 0], y, 2), "x must have shape"),
-        (lambda x, y: warmstart.cart_classifier(np.where(x > 2, np.nan, x), y > 0, 2), "x must be finite"),
-        (lambda x, y: warmstart.cart_regressor(x, y[1:], 2), "same number of rows, got 2000 and 1999"),
-        (lambda x, y: warmstart.cart_regressor(x, np.full(N, True), 2), "y must take at least two values"),
+        (lambda x, y: warmstart.cart(x, y, 0), "depth must be from 1 to 16"),
+        (lambda x, y: warmstart.cart(x, y, 2, min_weight=-1.0), "min_weight must be .*, got -1.0"),
+        (lambda x, y: warmstart.cart(x[:, 0], y, 2), "x must have shape"),
+        (lambda x, y: warmstart.cart(np.where(x > 2, np.nan, x), y > 0, 2, classifies=True), "x must be finite"),
+        (lambda x, y: warmstart.cart(x, y[1:], 2), "same number of rows, got 2000 and 1999"),
+        (lambda x, y: warmstart.cart(x, np.full(N, True), 2), "y must take at least two values"),
         (
             lambda x, y: warmstart.from_sklearn(DecisionTreeClassifier().fit(x, np.stack([y > 0, y > 1], 1))),
             "a classifier must have one output to become a tree, got one of 2",
@@ -129,13 +132,13 @@ def test_bad_arguments_are_refused(call, message):
         call(*table("plain"))
 
 
-def test_cart_classifier_gives_scikit_learns_probabilities():
+def test_cart_of_classes_gives_scikit_learns_probabilities():
     x, y = table("plain")
     classes = np.digitize(y, [0, 1])
     predictions = []
     for weight in (None, np.random.default_rng(0).uniform(0, 3, N)):
-        model = DecisionTreeClassifier(max_depth=4, random_state=3).fit(x, classes, sample_weight=weight)
-        tree = warmstart.cart_classifier(jnp.asarray(x), classes, 4, seed=3, sample_weight=weight)
+        model = DecisionTreeClassifier(max_depth=4, random_state=0).fit(x, classes, sample_weight=weight)
+        tree = warmstart.cart(jnp.asarray(x), classes, 4, classifies=True, sample_weight=weight)
         assert tree.leaves.loss == losses.Frequencies() and tree.leaves.values.shape == (16, 3)
         np.testing.assert_allclose(tree.predict(x), model.predict_proba(x), rtol=1e-6)
         predictions.append(tree.predict(x))

@@ -66,7 +66,7 @@ def grown_cart(
     x, y, weight = rows
     options: Any = {"sample_weight": weight, "min_weight": min_weight, "monotone": monotone if y.ndim == 1 else None}
     if isinstance(task, Classification):
-        return warmstart.cart_classifier(x, y, depth, **options).replace(leaves=None)
+        return warmstart.cart(x, y, depth, classifies=True, **options).replace(leaves=None)
     y = _targets(y, task).reshape(len(x), -1)
     varies = np.ptp(y, axis=0) > 0
     if not varies.any():  # possible in a part of the rows
@@ -76,7 +76,7 @@ def grown_cart(
     if leaves == "linear":
         residuals = _residuals(x, y, weight)
         y = residuals if np.ptp(residuals, axis=0).min() > 0 else y
-    return warmstart.cart_regressor(x, y, depth, **options).replace(leaves=None)
+    return warmstart.cart(x, y, depth, **options).replace(leaves=None)
 
 
 def _residuals(x: Any, y: np.ndarray, weight: Any) -> np.ndarray:
