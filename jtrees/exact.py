@@ -70,13 +70,7 @@ def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def row_scores(weights: np.ndarray, bias: np.ndarray, row: np.ndarray) -> np.ndarray:
     """Returns the scores of several splits for one sample, ``(nodes,)``, with the bits of :func:`scores`."""
-    terms = np.multiply(weights, row, dtype=np.float64)
-    sums = np.zeros((len(bias), 4))
-    sums[:, 0] = bias
-    for start in range(0, len(row), 4):
-        part = terms[:, start : start + 4]
-        sums[:, : part.shape[1]] += part
-    return (sums[:, 0] + sums[:, 1]) + (sums[:, 2] + sums[:, 3])
+    return scores(weights, bias, np.broadcast_to(row, weights.shape))
 
 
 def row_leaf(scores: np.ndarray) -> int:

@@ -201,7 +201,7 @@ def measured(
             texts += [f"mean reward of {best}"] if best else []
         return deviations, rows
     y = check_labels(y, classes)
-    validation.check_rows(y, len(leaf))
+    validation.check_rows(y, len(leaf), least=1)
     leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
     for counts, texts in zip(leaf_counts, rows, strict=True):
         present = np.flatnonzero(counts)

@@ -364,9 +364,9 @@ def check_targets(y: Any, n: int) -> Any:
     return y
 
 
-def check_rows(y: Any, n: int) -> None:
-    """Checks that the numbers of targets and samples are equal, and at least two."""
+def check_rows(y: Any, n: int, least: int = 2) -> None:
+    """Checks that the numbers of targets and samples are equal, and at least ``least``, which is 1 or 2."""
     if y.shape[0] != n:
         raise ValueError(f"x and y must have the same number of rows, got {n} and {y.shape[0]}")
-    if n < 2:
+    if n < least:
         raise ValueError("x and y must hold at least two samples, got 1")

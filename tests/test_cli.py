@@ -270,6 +270,8 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     assert run(*fitting, tmp_path / "best.jtrees") == 130
     assert "interrupted: the model is the best one so far" in capsys.readouterr().err
     assert jtrees.load(tmp_path / "best.jtrees").tree_.depth == 2
+    assert run("report", *fitting[1:], tmp_path / "best.html") == 130
+    assert "interrupted" in capsys.readouterr().err and (tmp_path / "best.html").exists()
 
     def stopped(*_):
         raise KeyboardInterrupt

@@ -186,8 +186,23 @@ def test_periods_are_those_of_the_calendar():
     assert varying_periods(days[:1]) == varying_periods(days[:0]) == ()
 
 
+def test_periods_of_pandas_are_dates_and_large_whole_numbers_of_polars_are_numbers():
+    for frequency in "Dh":
+        period, date = pd.period_range("2020-01-01", periods=60, freq=frequency), None
+        date = period.to_timestamp()
+        assert encoder_of(period).schema.columns["c"].kind == "date"
+        assert (
+            features(encoder_of(period), period)
+            == features(encoder_of(date), date)
+            == features(encoder_of(date), period)
+        )
+    huge = pl.DataFrame({"c": [2**70, *range(59)]})
+    np.testing.assert_array_equal(TableEncoder.fit(huge)[1][:, 0], [2.0**70, *range(59)])
+
+
 def test_columns_that_teach_nothing_are_left_out():
     frame = pd.DataFrame({"one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
+    frame.loc[[3, 5], "one"] = np.nan  # too few for an indicator
     with pytest.raises(ValueError, match=r"must have a column to learn from, got 'one' \(constant\), 'none' \(without"):
         TableEncoder.fit(frame)
     frame["size"] = np.random.default_rng(0).permutation(60) ** 2

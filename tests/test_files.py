@@ -11,7 +11,7 @@ import pytest
 
 import jtrees
 from jtrees.cli.files import DataError, Rules, read_rows
-from jtrees.cli.tables import as_options, guess, read_labelled, usable
+from jtrees.cli.tables import as_options, guess, read_labelled, targets_of, usable
 from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
 from jtrees.tables.cells import MISSING
@@ -188,6 +188,26 @@ def test_a_label_may_look_like_a_number_or_a_missing_value(tmp_path):
     for file in (written(tmp_path, frame), tmp_path / "table.parquet"):
         read = read_labelled(file, "y", Rules(missing=(*MISSING, "None")))
         assert {label.strip() for label in read.y.dropna()} == {"mild", "severe"}
+
+
+def test_whole_numbers_of_a_target_are_exact(tmp_path):
+    """Also beside a missing value. A cell with another script's digits is a missing value, and no huge number."""
+    target = lambda cells: read_labelled(written(tmp_path, pd.DataFrame({"a": range(40), "y": cells})), "y").y
+    for labels in (["0", "1"], ["9007199254740993", "9007199254740995"]):
+        y = target([*labels * 19, labels[0], None]).dropna()
+        assert y.tolist() == [*map(int, labels)] * 19 + [int(labels[0])] and targets_of(y).dtype == np.int64
+    for cell in ("\N{SUPERSCRIPT TWO}", "\N{FULLWIDTH DIGIT SEVEN}"):
+        y = target([*map(str, range(39)), cell])
+        assert y.dropna().tolist() == list(range(39)) and pd.isna(y[39])
+
+
+def test_a_kind_of_the_target_holds_for_csv_and_parquet(tmp_path):
+    for cells, kind, task in (([f"{i / 2}" for i in range(40)], "number", "regression"), (range(40), "text", "class")):
+        frame = pd.DataFrame({"a": range(40), "y": cells})
+        frame.to_parquet(tmp_path / "table.parquet")
+        for file in (written(tmp_path, frame), tmp_path / "table.parquet"):
+            y = read_labelled(file, "y", Rules(columns={"y": kind})).y
+            assert guess(y)[0].startswith(task) and len(y.dropna()) == 40
 
 
 @pytest.mark.parametrize("labels", [["x"] * 25 + ["y"] * 14 + [None], [3] * 25 + [7] * 14 + [None]])

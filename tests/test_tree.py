@@ -157,6 +157,7 @@ def test_text_of_classes_and_their_rows(small_tree):
     assert text == "\n".join(lines)
     assert tree.to_text(class_names=["no", "yes"], x=x).endswith("-> leaf 0: no: 0.25, yes: 0.75 (5 rows)")
     assert tree.to_text(x=x, y=y).endswith("-> leaf 0: 0.25, 0.75 (5 rows; class 0: 1, class 1: 4)")
+    assert tree.to_text(x=x[-1:], y=y[-1:]).endswith("-> leaf 0: 0.25, 0.75 (1 row; class 0: 1)")
     assert tree.to_text().endswith("-> leaf 0: 0.25, 0.75")
 
 

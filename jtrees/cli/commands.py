@@ -11,6 +11,7 @@ import time
 from typing import Any
 import warnings
 
+from jax.errors import JaxRuntimeError
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with _messages_as_lines():
             return command[options.command](options)
-    except (ValueError, ImportError, FloatingPointError) as error:
+    except (ValueError, ImportError, FloatingPointError, MemoryError, JaxRuntimeError) as error:
         print(f"jtrees: {one_line(error)}", file=sys.stderr)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
@@ -68,7 +69,7 @@ def _fit(options: argparse.Namespace) -> int:
             third = options.max_seconds and options.max_seconds / 3
             with warnings.catch_warnings(action="ignore"):  # the fit to all rows repeats the warnings
                 first = _held_out(options, recipe, table, task, third, share=_HELD_OUT, forests=False)
-        interrupted = first is not None and "interrupted" in (first.model.report_.ended, first.other.report_.ended)
+        interrupted = first is not None and _is_interrupted(first)
         if first is not None and interrupted:
             model, features = first.model, first.features
         else:
@@ -96,9 +97,19 @@ def _fit(options: argparse.Namespace) -> int:
     if first is not None and (advice := _advice(options, first)):
         print(advice)
     if interrupted or model.report_.ended == "interrupted":
-        print("jtrees: interrupted: the model is the best one so far", file=sys.stderr)
-        return 130
+        return _interrupted()
     return 0
+
+
+def _is_interrupted(held_out: Any) -> bool:
+    """Returns whether Ctrl-C ended a fit of the models of a comparison."""
+    return "interrupted" in (held_out.model.report_.ended, held_out.other.report_.ended)
+
+
+def _interrupted() -> int:
+    """Prints that Ctrl-C ended a fit, and returns the exit status."""
+    print("jtrees: interrupted: the model is the best one so far", file=sys.stderr)
+    return 130
 
 
 def _print_rules(model: Any, features: np.ndarray) -> None:
@@ -178,7 +189,8 @@ def _explain(options: argparse.Namespace) -> int:
     shapley = explain.shapley_values(model.model_, row, background)
     values, base, output = shapley.values[0], shapley.base_values[0], ""
     if values.ndim == 2:
-        levels = None if has_classes else model.quantile
+        # Several outputs are classes, the levels of a quantile, or several targets.
+        levels = model.quantile if not has_classes and isinstance(model.quantile, (tuple, list)) else None
         k = int(np.asarray(model.model_.predict(row))[0].argmax()) if levels is None else len(levels) // 2
         values, base = values[:, k], base[k]
         output = f" of output {k}" if levels is None else f" of the quantile {levels[k]:g}"
@@ -217,7 +229,7 @@ def _report(options: argparse.Namespace) -> int:
         command, advice = shlex.join(["jtrees", *map(str, options.words)]), _advice(options, held_out)
         write_report(file, held_out, name=table.name, target=str(table.y.name), command=command, advice=advice)
     print(f"written to {options.out}")
-    return 0
+    return _interrupted() if _is_interrupted(held_out) else 0
 
 
 def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:

@@ -151,8 +151,7 @@ def _decoded(file: Path, encoding: str) -> str:
         marked = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         if marked and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
             raise DataError(f"cannot read {file} as {encoding}, because it is UTF-16: use --encoding utf-16")
-        # The file may begin with a byte-order mark.
-        return contents.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        return contents.decode(encoding).removeprefix("\ufeff")  # the byte-order mark
     except UnicodeDecodeError as error:
         where = f"byte {contents[error.start]:#04x} at {error.start}"
         raise DataError(f"cannot read {file} as {encoding} ({where}): try --encoding latin-1") from error
@@ -166,7 +165,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         frame = frame.reset_index([name for name in frame.index.names if name is not None]).reset_index(drop=True)
     except ImportError as error:
         raise ImportError('Parquet needs pyarrow: pip install "jtrees[cli]"') from error
-    except (OSError, ValueError) as error:  # errors of pyarrow are ValueErrors
+    except (OSError, ValueError, NotImplementedError) as error:  # errors of pyarrow are of these classes
         reason = getattr(error, "strerror", None) or one_line(error)
         raise DataError(f"cannot read {file}: {reason}") from error
     frame.columns = pd.Index([str(name) for name in frame.columns])

@@ -15,7 +15,7 @@ from jtrees.tables import Frame, Schema
 from jtrees.tables.cells import PLAIN, mask_missing, means_missing
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import inferred, note_of_odd, read_as
-from jtrees.tables.parse import LARGEST
+from jtrees.tables.parse import LARGEST, level_of
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
@@ -75,11 +75,12 @@ def read_labelled(file: Path, target: str | None, rules: Rules | None = None) ->
     y: Any = rows[target]
     if parquet := is_parquet(file):
         missing = rules.missing_labels
+    if parquet and target not in rules.columns:
         if isinstance(y.dtype, pd.CategoricalDtype):
             y = y.astype(object).infer_objects()
         y = y.mask(np.array([means_missing(cell, missing) for cell in y], bool))
     else:
-        y, how = _read_target(y, rules)
+        y, how = _read_target(pd.Series(map(level_of, y), name=target, dtype=object) if parquet else y, rules)
         changes += [f"target {checks.quoted(target)}: {how}"] if how else []
     reading = {"columns": kinds, "missing": missing, "decimal": rules.decimal, "is_file": not parquet}
     return LabelledTable(file.stem, x, y, tuple(changes), reading)
@@ -100,8 +101,11 @@ def _read_target(cells: pd.Series, rules: Rules) -> tuple[pd.Series, str]:
     values = raw.values
     if reading.kind == "boolean":
         return pd.Series(pd.arrays.BooleanArray(values == 1, np.isnan(values)), name=name), ""
-    is_whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in texts)
-    numbers = pd.Series(values.astype(np.int64) if is_whole else values, name=name)
+    digits = [None if cell is None else cell.lstrip("+-") for cell in texts]
+    is_whole = not raw.odd and all(cell is None or (len(cell) < 18 and cell.isdecimal()) for cell in digits)
+    numbers = pd.Series(values, name=name)
+    if is_whole:  # exact, also beyond 2**53
+        numbers = pd.Series([None if cell is None else int(cell) for cell in texts], name=name, dtype="Int64")
     note, otherwise = (note_of_odd(raw.odd), "text") if raw.odd else (note, otherwise)
     how = [] if reading == PLAIN["number"] else [str(reading)]
     how += [f"{note}: {as_options({name: otherwise})} reads it otherwise"] if note else []

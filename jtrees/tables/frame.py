@@ -15,7 +15,7 @@ import numpy as np
 from jtrees import io, validation as checks
 from jtrees.data.constraints import column_finder
 from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
-from jtrees.tables.parse import DATES, DAY, LARGEST, WHOLE, is_missing, kind_of, level_of
+from jtrees.tables.parse import DATES, DAY, LARGEST, is_missing, kind_of, level_of
 
 
 class RawColumn(NamedTuple):
@@ -29,7 +29,6 @@ class RawColumn(NamedTuple):
         cells of any type, the time zone of the dates that have a time zone.
       source: ``"levels"`` for text that must not be read as numbers, such as categories. ``"durations"`` is for numbers
         of days.
-      merged: whether different whole numbers of the column are equal in float64.
       odd: the texts of cells that do not have the kind of the column, and are missing values.
     """
 
@@ -37,7 +36,6 @@ class RawColumn(NamedTuple):
     values: np.ndarray
     zone: str | None = None
     source: str = "text"
-    merged: bool = False
     odd: tuple[str, ...] = ()
 
     @property
@@ -71,7 +69,7 @@ class RawColumn(NamedTuple):
         texts = map(str, self._replace(values=self.values[wrong]).as_levels().values)
         odd = (*dict.fromkeys((*self.odd, *texts)),)
         source, kind = ("durations", "number") if kind == "durations" else (self.source, kind)
-        return RawColumn(kind, np.where(wrong, np.nan, values), zone, source, self.merged, odd)
+        return RawColumn(kind, np.where(wrong, np.nan, values), zone, source, odd)
 
     def as_cells(self) -> "RawColumn":
         """Returns the column as text whose cells keep their types."""
@@ -326,24 +324,18 @@ def _read_series(series: Any, schema: ColumnSchema, missing: Collection[str]) ->
         return _dates(series, schema)
     if came == "durations":
         return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source=came)
-    values = _numbers(series)
-    return RawColumn(came, values, merged=dtype.is_integer() and _merged(series, values))
+    return RawColumn(came, _numbers(series))
 
 
 def _numbers(series: Any) -> np.ndarray:
     import narwhals as nw
 
+    if series.dtype in (nw.Int128, nw.UInt128):  # no dtype of NumPy
+        series = series.cast(nw.Float64)
     values = series.to_numpy()
     if values.dtype.kind not in "biuf":  # a cast within Arrow refuses whole numbers beyond 2**53
         values = series.cast(nw.Float64).to_numpy()
     return np.array(values, np.float64)
-
-
-def _merged(series: Any, values: np.ndarray) -> bool:
-    """Returns whether different whole numbers of a column are equal in float64."""
-    if not len(values) or not np.nanmax(np.abs(values), initial=0.0) > WHOLE:
-        return False
-    return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
 
 
 _NARROW = {"Float16": np.float16, "halffloat": np.float16, "Float32": np.float32, "float": np.float32}

@@ -8,7 +8,7 @@ import numpy as np
 from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 
 MAX_LEVELS = 10  # largest number of levels of a column with indicators; missing values count as a level
-_RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
+RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
 _BUDGET = 2  # features for each column
 _SMALL = 16  # features that every table may have
 _FEATURES_OF_MEANS = 2  # of a column of text: target means, and means of residuals if the table has numbers
@@ -38,7 +38,7 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     result, marks_so_far = dict(columns), set[bytes]()
     for name in numbers:
         mark = _fingerprint(frame[name].missing)
-        if used[name].missing >= _RARE and mark not in marks_so_far:
+        if used[name].missing >= RARE and mark not in marks_so_far:
             result[name] = dataclasses.replace(used[name], indicators=(1,))
             features += 1
             marks_so_far.add(mark)
@@ -64,13 +64,13 @@ def _categories(column: ColumnSchema, raw: RawColumn) -> tuple[ColumnSchema, np.
     """Returns a column with an indicator for each category, and the number of the category of each row."""
     codes = level_codes(column.levels, raw)
     counts = np.bincount(codes, minlength=len(column.levels) + 2)[:-2]
-    common = counts >= min(_RARE, counts.max())
+    common = counts >= min(RARE, counts.max())
     levels, rare = (tuple(np.array(column.levels, object)[rows]) for rows in (common, ~common))
     numbers = np.where(common, np.cumsum(common) - 1, len(levels))
     codes = np.append(numbers, [len(levels), len(levels) + 1])[codes]
     rows = np.bincount(codes, minlength=len(levels) + 2)
     order = sorted(np.flatnonzero(rows).tolist(), key=lambda number: (-rows[number], number))
-    indicators = order[:2] + [number for number in order[2:] if number < len(levels) or rows[number] >= _RARE]
+    indicators = order[:2] + [number for number in order[2:] if number < len(levels) or rows[number] >= RARE]
     indicators = indicators[1:] if len(indicators) == 2 else indicators  # without the more common of two categories
     return dataclasses.replace(column, levels=levels, rare=rare, indicators=tuple(sorted(indicators))), codes
 

@@ -11,7 +11,7 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
-from jtrees.tables.indicators import MAX_LEVELS, with_indicators
+from jtrees.tables.indicators import MAX_LEVELS, RARE, with_indicators
 from jtrees.tables.parse import DATES, ISO, kind_of, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, cells_text, rows_of
@@ -128,7 +128,7 @@ def _described(
     gaps = raw.missing
     durations, count = raw.source == "durations", int(gaps.sum())
     present = raw.values[~gaps]
-    if kind is None and (why := _useless(raw, present, count)):
+    if kind is None and (why := _useless(present, count)):
         return ColumnSchema("drop", missing=count, note=why), raw
     parts = varying_periods(present) if raw.kind == "date" else ()
     about = {"parts": parts, "missing": count, "odd": len(raw.odd), "note": note, "otherwise": otherwise}
@@ -144,13 +144,11 @@ def _has_text(raw: RawColumn) -> bool:
     return raw.kind == "text" and any(isinstance(cell, str) for cell in raw.values)
 
 
-def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
+def _useless(present: np.ndarray, missing: int) -> str:
     """Returns why numbers or dates have no features, or an empty text."""
     if not len(present):
         return "without values"
-    if missing or not (present == present[0]).all():
-        return ""
-    return "whole numbers that double precision cannot distinguish" if raw.merged else "constant"
+    return "" if missing >= RARE or not (present == present[0]).all() else "constant"
 
 
 def _of_levels(raw: RawColumn, kind: str | None) -> tuple[ColumnSchema, RawColumn]:

@@ -58,6 +58,8 @@ def value_of(cell, kind, *form):
       form: the form of text: the arguments of ``number_of`` or ``days_of`` after the text.
     """
     came = kind_of(cell)
+    if came == "other":  # such as a period, which is read by its text
+        cell, came = level_of(cell), "text"
     try:
         if came == "text":
             readers = {"number": number_of, "date": days_of, "boolean": lambda text: BOOLEANS.get(text.strip().lower())}
