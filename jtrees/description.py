@@ -13,7 +13,7 @@ _PARALLEL = 1e-5  # largest difference of two directions that count as one, rela
 
 
 def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
-    """Returns a description of the kind of a tree, such as ``"axis-aligned: each of the 7 splits has one column"``."""
+    """Returns a description of the kind of a tree, such as ``"axis-aligned, as trees of CART"``."""
     # A column is a feature of the tree. In a raw table, each level of a category is a column. `chosen` is the start
     # that GET or RADDT chose; the description then says how the tree was found.
     if np.ndim(tree.weights) != 2:

@@ -58,6 +58,8 @@ def initialize(
     try:
         jax.distributed.initialize(*address, **options)
     except ValueError as error:  # JAX also raises it if it finds no cluster
+        if None not in address:
+            raise
         if address != (None, None, None):
             raise ValueError(
                 f"coordinator, processes and process must be given together, got {address!s:.80}"

@@ -74,16 +74,20 @@ class Forest:
           ValueError: if x has a wrong rank or width, or values that are not finite. Also if the trees have an origin of
             predictions and the link is not additive over trees: the origin would be added after the link.
         """
-        origin = self.trees.origin if isinstance(self.trees, ObliqueTree) else None
-        if origin is not None and origin.y is not None and self.link in ("exp", "softmax"):
-            expected = f"no origin of predictions with link={checks.quoted(self.link)}"
-            raise ValueError(f"trees must have {expected}, got {checks.quoted(origin)}")
+        self.check_origin()
         if isinstance(self.trees, ObliqueTree) and not prediction.is_on_device(self, x):
             return (processes.on_host(self) if processes.lost_xla() else self)._predict_on_host(x)
         # prediction.predict scales the result like the prediction of one tree, so a sum is computed from the mean.
         if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x)
+
+    def check_origin(self) -> None:
+        """Raises ``ValueError`` for an origin of predictions that would be added after a link that is not additive."""
+        origin = self.trees.origin if isinstance(self.trees, ObliqueTree) else None
+        if origin is not None and origin.y is not None and self.link in ("exp", "softmax"):
+            expected = f"no origin of predictions with link={checks.quoted(self.link)}"
+            raise ValueError(f"trees must have {expected}, got {checks.quoted(origin)}")
 
     def _predict_on_host(self, x: Any) -> np.ndarray:
         """Returns predictions for a NumPy array in double precision."""
@@ -143,15 +147,21 @@ class Forest:
         restored = scaling.restore_splits(self.trees).replace(leaves=leaves, origin=origins).merged()
         return self.replace(trees=jax.tree.map(sharding.from_host, restored))
 
-    def padded(self, count: int) -> "Forest":
-        """Returns a forest of ``count`` trees with the same sum. The outputs of the added trees are 0."""
+    def padded(self, count: int, share: Any) -> "Forest":
+        """Returns a forest of ``count`` trees with the same sum. The outputs of the added trees are 0.
+
+        ``share`` is the offset that each tree predicts, ``(*k,)``. None: the trees have no offset.
+        """
         added = count - len(self)
         append = lambda a, values: np.concatenate([np.asarray(a), np.broadcast_to(values, (added, *a.shape[1:]))])
         trees = jax.tree.map(lambda a: append(a, np.zeros((), a.dtype)), self.trees.replace(origin=None))
         if (origin := self.trees.origin) is not None:
             origin = jax.tree.map(lambda a: append(a, np.asarray(a)[:1]), origin)
-            if origin.y is not None:  # each tree predicts an equal share
-                origin = origin.replace(y=origin.y * np.asarray(len(self) / count, origin.y.dtype))
+            if share is not None:  # the first tree predicts what the shares lack
+                rest = len(self) * np.asarray(origin.y[0], np.float64) - count * np.asarray(share, np.float64)
+                add = lambda a: np.concatenate([a[:1] + rest.astype(a.dtype), a[1:]])
+                trees = trees.replace(leaves=trees.leaves.with_outputs(add))
+                origin = origin.replace(y=np.broadcast_to(share, origin.y.shape))
         return self.replace(trees=jax.tree.map(sharding.from_host, trees.replace(origin=origin)))
 
     @property

@@ -1,4 +1,4 @@
-"""Scores, routing and leaves in one call. Only this module turns ``W x + b`` into a prediction or a loss.
+"""Scores, routing and leaves in one call.
 
 Splits are ``weights (nodes, p)`` and ``bias (nodes,)``. The score of node j is ``weights[j] @ x + bias[j]``. Scores are
 computed in full precision, even on matrix units that would round to fewer bits. The reason is that a score near 0
@@ -310,7 +310,7 @@ def expected_loss(
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
     how = _choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
-    share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
+    share = jnp.full(n, 1 / n, _at_least_float32(x)) if weight is None else weight / n
     return expected(route, how, weights, bias, leaves, x, y, share)
 
 

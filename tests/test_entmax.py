@@ -51,6 +51,11 @@ def test_the_derivative_is_that_of_finite_differences(x64):
         np.testing.assert_allclose(of_rows, slope, rtol=0, atol=1e-7)
 
 
+def test_the_second_derivative_is_finite_beside_zeros():
+    hessian = jax.hessian(lambda logits: entmax(logits)[0])(jnp.array([1.0, 0.5, -9.0]))
+    assert np.isfinite(hessian).all() and np.any(hessian) and not np.any(hessian[2])
+
+
 def test_the_step_is_entmax_of_two_classes(x64):
     t = jnp.linspace(-3, 3, 61)
     pair = lambda t: entmax(jnp.stack([t, jnp.zeros_like(t)]))[0]

@@ -106,9 +106,9 @@ def test_the_rule_of_escape_of_sql():
 def test_a_file_for_numpy_refuses_what_a_model_without_medians_refuses(tmp_path):
     model, x = models.MODELS["constant"]()
     predict = models.numpy_file(model, tmp_path)["predict"]
-    for bad in (np.nan, np.inf):
+    for bad in (np.nan, np.inf, 1e39):
         for refusing in (model.predict, predict):
-            with pytest.raises(ValueError, match="x must be finite"):
+            with np.errstate(over="ignore"), pytest.raises(ValueError, match="must be finite"):
                 refusing(np.where(np.arange(5) == 2, bad, x))
 
 
@@ -239,6 +239,10 @@ def test_a_numpy_file_of_a_raw_table_takes_objects_and_dicts(tmp_path):
         np.testing.assert_allclose(file["predict"](table), predictions[:, 0], rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="x must have a column 'city'"):
         file["predict"](frame.drop(columns="city"))
+    numbered = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 2)))  # its columns are 0 and 1
+    model = models.identity_model(numbered)
+    predictions = models.numpy_file(model, tmp_path)["predict"](numbered)
+    np.testing.assert_array_equal(predictions, models.expected_of(model, numbered)[1])
 
 
 @pytest.mark.slow
@@ -297,6 +301,14 @@ def test_a_numpy_file_with_times_of_a_zone_predicts_as_the_model(zone, tmp_path)
     np.testing.assert_allclose(
         models.numpy_file(model, tmp_path)["predict"](frame), models.expected_of(model, frame)[1], rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("zone", ["", "Z"])
+def test_a_numpy_file_tests_itself_with_dates_of_the_calendar(zone, tmp_path):
+    """A date without an end is often 9999-12-31. The deviation is then thousands of years."""
+    dates = [f"{year}-12-31T00:00{zone}" for year in [2020, 2021, 2022, 2023, 2024, 9999, 9999] * 8]
+    models.numpy_file(models.identity_model(pd.DataFrame({"until": dates})), tmp_path)
+    runpy.run_path(str(tmp_path / "model.py"), run_name="__main__")
 
 
 DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])

@@ -50,6 +50,7 @@ def test_days_of_dates_with_a_zone(zone, tmp_path):
 
 def test_levels_have_the_text_of_python(tmp_path):
     values = [0, -0.0, 1, 1.5, 0.1, 1e-4, 1.25e-5, 1e-7, 12345678.9, 1e15, 1e16, 2.5e22, -3e-9, True, False, "1.0", "a"]
+    values += [2.0**53 + 2, np.inf, -np.inf]
     frame = pd.DataFrame({"level": [level_of(value) for value in values for _ in range(20)]})
     model = identity_model(frame, np.arange(len(frame)), columns={"level": "text"})
     rows = [{"level": value} for value in [*values, None, "new", " NA "]]

@@ -73,6 +73,17 @@ def test_is_a_sequence_of_trees(x):
     assert repr(forest) == "Forest(5 x ObliqueTree, depth=2, features=3, combine='mean', link='identity')"
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e8 + 3, 1.7e9])
+def test_padded_sums_are_the_same_also_beside_longer_sums(x, offset):
+    """Offsets are single numbers of 24 bits, and each tree predicts an equal share."""
+    short, long = forest_of(combine="sum", origin=(0, offset / 13)), np.float32(offset / 20)
+    padded = short.padded(7, long)
+    assert len(padded) == 7 and (np.asarray(padded.trees.origin.y) == long).all()
+    rest = TREES * np.float64(np.float32(offset / 13)) - 7 * np.float64(long)
+    tolerance = 1e-6 * max(1.0, abs(rest))  # the rest is in leaves of single precision
+    np.testing.assert_allclose(padded.predict(np.float64(x)), short.predict(np.float64(x)), rtol=0, atol=tolerance)
+
+
 def test_bad_arguments_are_refused(x):
     forest = forest_of()
     with pytest.raises(ValueError, match="x must have 3 columns, got 2"):

@@ -193,6 +193,14 @@ def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_the_mean_of_samples_of_few_bits_has_their_number():
+    tree, x, y, _ = jax.tree.map(jnp.asarray, draw(dtype=np.float32))
+    x = x.astype(jnp.bfloat16)  # which holds 1 / 50 to two digits
+    loss_of = jax.jit(lambda weight: ours(tree, x, y, weight)[0])
+    np.testing.assert_allclose(loss_of(None), loss_of(jnp.ones(len(y))), rtol=1e-6)
+
+
 def test_no_kernel_smooths_labels():
     """A kernel would ignore the smoothing, so that XLA computes the loss."""
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)

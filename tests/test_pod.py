@@ -134,6 +134,8 @@ def joined(monkeypatch):
         calls.append((*address, *options.items()))
         if None in address:
             raise ValueError("coordinator_address should be defined.")
+        if address[2] >= address[1]:
+            raise ValueError("The process_id must be below num_processes")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"):
@@ -143,6 +145,8 @@ def joined(monkeypatch):
 
 def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch):
     distributed.initialize()  # without a cluster and an address a process is alone
+    with pytest.raises(ValueError, match=r"^The process_id must be below"):  # in the words of JAX
+        distributed.initialize("localhost:1", 2, 5)
     with pytest.raises(ValueError, match=r"process must be given together, got \('a:1', None, 0\)"):
         distributed.initialize("a:1", process=0)
     assert joined[0] == (None, None, None)

@@ -290,6 +290,13 @@ def test_paths_are_followed_as_if_all_splits_were_scored(x64, depth):
     assert zero.leaf[:, 0].tolist() == [0, 2, 1] and not np.any(zero.violations())
 
 
+def test_only_ratios_of_weights_change_the_activity():
+    scores, weight = jnp.array([[1.0, 2.0, -0.2]]), jnp.array([1.0, 2.0, 0.5])
+    for factor in (1e-8, 1e8):
+        np.testing.assert_allclose(activity(scores, 0.6, factor * weight), activity(scores, 0.6, weight), rtol=1e-5)
+    assert np.isfinite(activity(scores, 0.6, 0 * weight)).all()
+
+
 @pytest.mark.parametrize("depth", sweeps.quick([1, 2, 5], [2]))
 def test_the_activity_of_many_samples_is_solved_by_subtrees(depth, monkeypatch):
     rng = np.random.default_rng(depth)

@@ -164,6 +164,8 @@ def test_dropout_leaves_trees_out():
     rows = Batch(x, x[:, 0])
     method = grande(1, 8, dropout=0.5)
     params = initial(method, rows)
+    score = method.loss(params, rows, key=KEY, step=0)[1]
+    assert score == grande(1, 8, dropout=0.0).loss(params, rows, key=KEY, step=0)[0]  # of the whole model
     slope = jax.jit(jax.grad(lambda params, key: method.loss(params, rows, key=key, step=0)[0]))
     remaining = [np.asarray(slope(params, jax.random.key(k)).values != 0).any(1) for k in (1, 2)]
     assert (remaining[0] != remaining[1]).any() and all(0 < trees.sum() < 8 for trees in remaining)

@@ -120,8 +120,11 @@ class Bagged(Wrapper):
         combine: Any = self.combine or ("vote" if isinstance(data.table.task, Classification) else "mean")
         models = [tree.model for tree in trees]
         if isinstance(models[0], Forest):  # the held-out rows of each bag choose its number of trees
-            longest = max(map(len, models))
-            models = [model.padded(longest) if len(model) < longest else model for model in models]
+            longest: Any = max(models, key=len)
+            if min(map(len, models)) < len(longest):
+                origin = getattr(longest.trees, "origin", None)
+                share = None if origin is None or origin.y is None else np.asarray(origin.y)[0]
+                models = [model.padded(len(longest), share) for model in models]
         forest = Forest(jax.tree.map(_stacked, *models), combine)
         numbers: Any = problem.rows
         in_bag = np.stack([np.bincount(numbers[rows[rows >= 0]], minlength=len(data.table.x)) for rows in bags])

@@ -1,7 +1,8 @@
 """Writes trees and forests for other machines: C, Python with NumPy alone, ONNX, StableHLO, SQL and JavaScript.
 
-All formats send a row to the same leaf as predictions of NumPy arrays do. Weights and features (relative to the origin)
-are float32 numbers. Their products are exact in double precision, in which scores are summed (:mod:`jtrees.exact`).
+All formats except ONNX send a row to the same leaf as predictions of NumPy arrays do. ONNX can differ for scores near
+0. Weights and features (relative to the origin) are float32 numbers. Their products are exact in double precision, in
+which scores are summed (:mod:`jtrees.exact`).
 """
 
 from jtrees._public import list_public_names as _list_public_names

@@ -75,7 +75,7 @@ class Columns:
         self.source, self.fields, self.named = source, fields, named
         self.row = source.fill("$_row" if named else "double")
         members: set[str] = set(_RESERVED.split())
-        constants = {"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}
+        constants: set[str] = set()
         self.members = [_new_name(field.name, members) for field in fields]
         parts, body, place = [], [], 0
         if any(field.kind != "text" for field in fields):

@@ -210,9 +210,10 @@ function localTime(moment, zone) {
 function levelOf(value) {
   if (typeof value === "boolean") return value ? "True" : "False";
   if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? String(value).trim() : undefined;
+  if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
   if (Number.isInteger(value) && Math.abs(value) < 2 ** 53) return String(value);
   const [digits, exponent] = value.toExponential().split("e");
-  if (exponent >= -4 && exponent < 16) return String(value);
+  if (exponent >= -4 && exponent < 16) return Number.isInteger(value) ? `${value}.0` : String(value);
   return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
 }
 

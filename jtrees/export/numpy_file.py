@@ -180,12 +180,15 @@ _CHECK_ARRAY = """\
 _FEATURES = """\
 def _features(x):
 @CHECK@    x = x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
-    if not np.isfinite(x).all():
-        raise ValueError("x must be finite, got NaN or infinite values")
+    with np.errstate(over="ignore"):
+        if not np.isfinite((x - ZERO).astype(np.float32)).all():
+            raise ValueError("x must be finite in float32, got NaN or infinite values")
     return x
 """
 
 _CHECK_MAPPING = """\
+    names = getattr(x, "column_names", getattr(x, "columns", x))
+    x = {str(name): x[name] for name in names}
     for name, *_ in COLUMNS:
         if name not in x:
             raise ValueError(f"x must have a column {name!r:.80}")

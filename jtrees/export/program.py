@@ -18,6 +18,7 @@ from jtrees.validation import hint_of_estimator, quoted
 
 _ARRAYS = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset", "medians")
 _TESTED = 10  # rows of a self-test
+_CALENDAR = -719_161, 2_932_895  # days since 1970 of the years 1 to 9999, less a day for time zones
 MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
 
 
@@ -77,6 +78,7 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
             if column.kind == "date":  # whole minutes; with a zone noon, because an hour may be left out in spring
+                values = np.clip(values, *_CALENDAR)
                 values = np.floor(values * 1440) / 1440 if column.zone is None else np.floor(values) + 0.5
             values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
             source = "durations" if column.durations else "text"
@@ -192,6 +194,8 @@ def program_of(model: Any) -> Program:
     is_tree = isinstance(model, ObliqueTree) and np.ndim(model.weights) == 2
     forest = Forest(jax.tree.map(lambda a: np.asarray(a)[None], model)) if is_tree else model
     tree = forest.trees if isinstance(forest, Forest) else None
+    if isinstance(forest, Forest):
+        forest.check_origin()
     if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 3:
         detail = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         detail = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else detail

@@ -108,8 +108,8 @@ def grande(
     def loss(params: WeightedTrees, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         uniform = jax.random.uniform(key, (trees,))
         active = (uniform >= dropout) | (uniform == uniform.max())  # at least one tree takes part
-        value = losses.weighted_mean(task.loss(params.outputs(batch.x, active), batch.y), batch.weight)
-        return value, value
+        loss_of = lambda outputs: losses.weighted_mean(task.loss(outputs, batch.y), batch.weight)
+        return loss_of(params.outputs(batch.x, active)), loss_of(params.outputs(batch.x))  # the score has all trees
 
     return training.Method(init, loss, lambda params, batch: additive(params, batch, task))
 

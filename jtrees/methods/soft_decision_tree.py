@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jtrees import io, leaves, ops, pytree, routing, topology
-from jtrees.search import Fitted, MiniBatchRecipe, Problem, Run, fold_rows, gather, option, trained
+from jtrees.search import Fitted, MiniBatchRecipe, Problem, Run, checked_values, fold_rows, gather, option, trained
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, Method
 from jtrees.tree import ObliqueTree
@@ -44,7 +44,11 @@ def soft_decision_tree(depth: int, *, task: Task = Regression(), balance: float 
       task: what is predicted, and by which loss.
       balance: strength of the penalty on splits that send most samples to one side. Each level has half the strength
         of the level above.
+
+    Raises:
+      ValueError: for a depth or a strength out of range.
     """
+    depth = checked_values(SoftDecisionTree, depth=depth, balance=balance)["depth"]
     kind, nodes = leaves.kind_of("constant", task), topology.num_nodes(depth)
     strength = jnp.concatenate([jnp.full(2**level, balance / 2**level) for level in range(depth)])
 

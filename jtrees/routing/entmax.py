@@ -41,7 +41,7 @@ def entmax(logits: Float[Array, "*shape k"]) -> Float[Array, "*shape k"]:
 def _entmax_jvp(primals, tangents):
     (logits,), (change,) = primals, tangents
     p = entmax(logits)
-    s = jnp.sqrt(p)
+    s = jnp.where(p > 0, jnp.sqrt(jnp.where(p > 0, p, 1)), 0)  # the slope of the root at 0 is infinite
     return p, s * (change - (s * change).sum(-1, keepdims=True) / s.sum(-1, keepdims=True))
 
 

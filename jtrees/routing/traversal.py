@@ -68,7 +68,7 @@ def activity(
     samples = scores.shape[1] if weight is None else weight.sum()
     price = jnp.asarray(penalty, scores.dtype) * samples
     if weight is not None:  # a batch of zero weight still needs a positive penalty
-        price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
+        price = jnp.where(samples > 0, price, 1)
     depth = topology.depth_of(len(scores))
     if scores.size <= _MOST_SCORES or depth == 1:
         return isotonic.prune(rewards(scores), price, weight, nested=True)

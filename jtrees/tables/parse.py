@@ -128,6 +128,8 @@ def days_of(text, style, zoned, zone):
         moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
         if zoned:
             offset = parts["zone"].replace(":", "").replace("Z", "+0000")
+            if int(offset[3:]) > 59:
+                return None
             minutes = int(offset[0] + "1") * (60 * int(offset[1:3]) + int(offset[3:]))
             moment = moment.replace(tzinfo=datetime.timezone(datetime.timedelta(minutes=minutes)))
     except ValueError:

@@ -46,7 +46,7 @@ class Loss:
     Attributes:
       link: name of the link from outputs to predictions.
       smooth: whether the curvature has a lower bound above 0, at usual outputs. If so, a boosted leaf takes a Newton
-        step, otherwise the best constant of its residuals: see :meth:`steps`.
+        step (the curvature of rewards is a surrogate), otherwise the best constant of its residuals: see :meth:`steps`.
       in_units: whether the loss is also defined for predictions and targets in the user's units
         (:meth:`of_predictions`).
       measure: name of the mean loss, such as ``"mean squared error"``.
@@ -78,7 +78,10 @@ class Loss:
         self.check(y)
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
-        """Returns the offset and the unit of the targets. Scaled targets are ``(y - offset) / unit``, in [0, 1]."""
+        """Returns the offset and the unit of the targets.
+
+        Scaled targets, ``(y - offset) / unit``, are in [0, 1], or have mean 1 under a log link.
+        """
         return y.min(0), np.ptp(y, axis=0)
 
     def scaled(self, unit: Any) -> "Loss":

@@ -1,7 +1,7 @@
 """Losses of outputs that choose a class or an action: the log loss, and the negative reward."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -130,9 +130,6 @@ class LogLoss(Loss):
         shrunk = module_of(leaf_index, y).maximum(means, 0) * samples[:, None]
         return self.smooth_labels(smoothed(shrunk, prior))
 
-    def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
-        return values  # classes have no units
-
     def hardened(self, values: Array) -> Array:
         return linked("softmax", values)
 
@@ -193,9 +190,6 @@ class Rewards(Loss):
 
     def samples(self, outputs: Array, y: Array) -> Array:
         return -(jax.nn.softmax(outputs, axis=-1) * y).sum(-1)
-
-    def of_predictions(self, predictions: Any, y: Any) -> Any:
-        return -predictions * y
 
     def initial(self, y: Array, weight: Array, outputs: int) -> Array:
         return jnp.zeros(y.shape[1:], y.dtype)  # no preference, because a certain action has no gradient

@@ -90,6 +90,8 @@ class Regression(Task):
 
         This is R^2 for the squared error and for a user-defined loss. NaN if a column of y is constant.
         """
+        if weight is not None:
+            predictions, y, weight = (a[weight > 0] for a in (predictions, y, weight))
         if not self.varies(y):
             return float("nan")
         loss = self.loss_function if self.in_units else SquaredError()

@@ -81,8 +81,8 @@ def advance(
       optimizer: as for :func:`start`. It receives the loss as ``value`` (for ``reduce_on_plateau``).
       steps: number of updates.
       batch_size: samples in a mini-batch. Samples are shuffled in each epoch. The last samples of an epoch that do not
-        fill a mini-batch are skipped until the next shuffle. A mini-batch has no samples of weight 0. Samples of
-        positive weight take their places. None: each step uses all samples, in order.
+        fill a mini-batch are skipped until the next shuffle. A mini-batch has no samples of weight 0, unless it has
+        all samples. Samples of positive weight take their places. None: each step uses all samples, in order.
       score_every: number of steps between evaluations of the score. The state keeps the parameters of the lowest
         score. 0: no evaluation.
       score: ``params -> scalar`` that replaces the method's score, such as a validation loss. Lower is better.

@@ -191,7 +191,7 @@ def _optimizer(run: Run, steps: Any) -> optax.GradientTransformation:
     warm_up = jnp.minimum(_WARM_UP, steps // 2)
 
     def rate(step: Any) -> Any:
-        rising = (1 + step * warm_up / jnp.maximum(warm_up, 1)) / (warm_up + 1)
+        rising = (1 + step) / (warm_up + 1)
         after = jnp.clip((step - warm_up) / jnp.maximum(steps - warm_up, 1), 0, 1)
         falling = _LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * 0.5 * (1 + jnp.cos(jnp.pi * after))
         return run.recipe.learning_rate * jnp.where(step < warm_up, rising, falling)

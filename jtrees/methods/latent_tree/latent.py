@@ -70,9 +70,9 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
         network = modules.network_of(params, batch.x, architecture, task)
         scores = network.scores(batch.x)
         active = routing.activity(scores, penalty, batch.weight)
-        row_losses = task.loss(network.outputs(batch.x, scores, active, key), batch.y)
-        loss = losses.weighted_mean(row_losses, batch.weight)
-        return loss, loss
+        outputs = partial(network.outputs, batch.x, scores, active)
+        loss_of = lambda outputs: losses.weighted_mean(task.loss(outputs, batch.y), batch.weight)
+        return loss_of(outputs(key)), loss_of(outputs())  # the score is without dropout
 
     def harden(params: Any, batch: Batch) -> ObliqueTree | None:
         batch = jax.tree.map(jnp.asarray, batch)
