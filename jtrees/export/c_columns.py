@@ -29,7 +29,7 @@ EOF BUFSIZ FILE NULL RAND_MAX EXIT_SUCCESS EXIT_FAILURE CHAR_BIT CHAR_MIN CHAR_M
 HUGE_VAL I complex imaginary assert errno stdin stdout stderr signbit isnan isinf isfinite isnormal fpclassify noreturn
 IN OUT ERROR OPTIONAL TRUE FALSE BOOL CONST VOID DELETE DOMAIN OVERFLOW UNDERFLOW SING TLOSS PLOSS
 """  # words of C and C++, macros of compilers for some systems, and macros of C and Windows headers
-_LONGEST = 60  # maximum length of a name; C guarantees that 63 characters are significant
+_LONGEST = 60  # maximum length of a name without the prefix
 
 
 class Source(NamedTuple):

@@ -103,7 +103,7 @@ class Linear:
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the squared error of every leaf on every sample, averaged over the outputs."""
-        return SquaredError().of_outputs(self.outputs(x), y)
+        return jax.vmap(SquaredError().samples, (0, None))(self.outputs(x), y)
 
     def trainable(self) -> "Linear":
         """Returns leaves without bounds, because the gradient is zero beyond a bound."""

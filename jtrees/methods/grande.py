@@ -84,7 +84,7 @@ def grande(
 
     ``harden`` returns a ``Forest(combine="sum")`` with the trees' splits, whose leaves are refitted jointly. The method
     assumes features of mean 0 and deviation 1, and regression targets of order 1. In classification, leaves hold
-    logits. :class:`jtrees.GRANDE` describes the arguments.
+    logits. :class:`jtrees.GRANDE` describes the arguments. By default there is no dropout here.
 
     Raises:
       ValueError: for a number out of range.

@@ -5,12 +5,11 @@ import itertools
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, segments
 from jtrees.segments import Array, module_of
-from jtrees.tasks.base import Link, Loss, at_every_sample
+from jtrees.tasks.base import Link, Loss
 from jtrees.tasks.fits import constant_fit_error, fit_constant, newton_constants, uniform_targets, weighted_quantiles
 from jtrees.validation import check_scalar, quoted
 
@@ -41,14 +40,6 @@ class SquaredError(Loss):
 
     def start(self, key: Array, y: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         return uniform_targets(key, shape[0], y, dtype)
-
-    def of_leaves(self, values: Array, y: Array) -> Array:
-        return self.of_outputs(at_every_sample(values, len(y)), y)
-
-    def of_outputs(self, outputs: Float[Array, "leaves n *k"], y: Float[Array, "n *k"]) -> Float[Array, "leaves n"]:
-        """Returns the squared error of every leaf's output for every sample, averaged over the outputs."""
-        error = jnp.square(outputs - y)
-        return error if y.ndim == 1 else error.mean(-1)
 
     def fitted(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         return fit_constant(leaf_index, y, len(values), sample_weight=sample_weight)

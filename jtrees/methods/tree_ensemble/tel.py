@@ -27,7 +27,7 @@ from jtrees.training import Batch, LazyAdamState
 def tel(
     depth: int,
     trees: int = 10,
-    gamma: float | Array = 0.1,
+    gamma: float | Array = 0.5,
     *,
     task: Task = Regression(),
     step: Literal["smooth", "logistic"] = "smooth",
