@@ -93,7 +93,8 @@ def test_a_module_reads_every_cell_as_the_model(tmp_path):
     }
     model = identity_model(pd.DataFrame(training), np.arange(40.0))
     assert {column.kind for column in model.encoder.schema.columns.values()} == {"number", "boolean", "date", "text"}
-    cells = [*TEXTS.split("|"), 7, -2.5, 0, 1, 3.5e38, True, False, None, [], {}, ["true"]]
+    spaced = ["\ufeffgas", "\ufeff5", "\x1cgas\x85", "\x1f7\u3000", "\x852024-05-31\x1d"]  # the first two have no space
+    cells = [*TEXTS.split("|"), *spaced, 7, -2.5, 0, 1, 3.5e38, True, False, None, [], {}, ["true"]]
     days = [cell if type(cell) in (int, float) and abs(cell) < 9 else None for cell in cells]
     objects = np.empty(len(cells), object)
     objects[:] = cells

@@ -148,6 +148,9 @@ const MONTHS = @MONTHS@;
 const NUMBER = /^(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
 const LARGEST = @LARGEST@;
 const DAY = 86400000; // milliseconds
+const SPACE = "[\\t-\\r\\x1c- \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"; // as in Python
+const SPACES = new RegExp(`^${SPACE}+|${SPACE}+$`, "g");
+const trim = (text) => text.replace(SPACES, "");
 
 @TABLES@
 
@@ -155,13 +158,13 @@ const DAY = 86400000; // milliseconds
 function numberOf(cell, before, after, thousands, point) {
   if (typeof cell !== "string") return ["number", "boolean", "bigint"].includes(typeof cell) ? Number(cell) : undefined;
   if (point === undefined) return undefined; // a duration
-  let text = cell.trim().replaceAll("\u2212", "-");
+  let text = trim(cell).replaceAll("\u2212", "-");
   if (/^\([^-+(].*\)$/s.test(text)) text = `-${text.slice(1, -1)}`;
   let [, sign, body] = /^([-+]?)(.*)$/s.exec(text);
   if (point === "." && !thousands && NUMBER.test(body)) return Number(text);
-  body = body.trim();
-  if (body.startsWith(before)) body = body.slice(before.length).trim();
-  if (body.endsWith(after)) body = body.slice(0, body.length - after.length).trim();
+  body = trim(body);
+  if (body.startsWith(before)) body = trim(body.slice(before.length));
+  if (body.endsWith(after)) body = trim(body.slice(0, body.length - after.length));
   if (!sign) [, sign, body] = /^([-+]?)(.*)$/s.exec(body);
   const parts = body.split(point);
   if (thousands) {
@@ -179,7 +182,7 @@ function numberOf(cell, before, after, thousands, point) {
 function daysOf(cell, patterns, zoned, zone) {
   if (cell instanceof Date) return localTime(cell.getTime(), zone) / DAY;
   if (typeof cell !== "string") return undefined;
-  const parts = patterns.map((pattern) => new RegExp(`^${pattern}$`).exec(cell.trim())?.groups).find(Boolean);
+  const parts = patterns.map((pattern) => new RegExp(`^${pattern}$`).exec(trim(cell))?.groups).find(Boolean);
   if (!parts || Boolean(parts.zone) !== zoned || parts.year === "0000") return undefined;
   const name = parts.name?.toLowerCase();
   const month = name ? MONTHS.findIndex((text) => [text, text.slice(0, 3)].includes(name)) + 1 : parts.month;
@@ -209,7 +212,7 @@ function localTime(moment, zone) {
 /** The canonical text of a level, as Python writes numbers and booleans, without spaces at the ends. */
 function levelOf(value) {
   if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? String(value).trim() : undefined;
+  if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? trim(String(value)) : undefined;
   if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
   if (Number.isInteger(value) && Math.abs(value) < 2 ** 53) return String(value);
   const [digits, exponent] = value.toExponential().split("e");
@@ -219,7 +222,7 @@ function levelOf(value) {
 
 const READ = {
   number: numberOf,
-  boolean: (cell) => (typeof cell === "object" ? undefined : BOOLEANS.get(String(cell).trim().toLowerCase())),
+  boolean: (cell) => (typeof cell === "object" ? undefined : BOOLEANS.get(trim(String(cell)).toLowerCase())),
   date: daysOf,
   text: levelOf,
 };
@@ -228,7 +231,7 @@ const READ = {
 function valueOf(row, field) {
   const cell = row[field.@PLACE@];
   const number = cell instanceof Date ? cell.getTime() : cell;
-  const isMissing = typeof cell === "string" ? field.missing.includes(cell.trim()) : Number.isNaN(number ?? NaN);
+  const isMissing = typeof cell === "string" ? field.missing.includes(trim(cell)) : Number.isNaN(number ?? NaN);
   const value = isMissing ? null : READ[field.kind](cell, ...field.format);
   if (field.kind === "text" || (value !== null && Math.abs(value) <= LARGEST)) return value;
   if (!Number.isNaN(field.operations[0][2])) return null;
