@@ -348,4 +348,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    benchmark.compile_all_programs()
     main()

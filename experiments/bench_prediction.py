@@ -64,4 +64,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     benchmark.use_all_cores()
+    benchmark.compile_all_programs()
     main()

@@ -84,7 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
         table.add(f"{rows:,}", *(f"{score:.3f} in {seconds:.1f} s{'*' * early}" for seconds, score, early in points))
     notes = (
         f"R^2 on {TEST:,} test rows, and seconds of a fit, with {options.features} features; the seconds include "
-        f"compilation for the shape. A star marks a fit that the limit of {options.seconds:g} s ended.\n"
+        "compilation for the shape, except in the first row, whose shape the warm-up has. A star marks a fit that the "
+        f"limit of {options.seconds:g} s ended.\n"
     )
     draw(options.rows, curves, benchmark.write(options, table, notes).with_suffix(".png"))
 

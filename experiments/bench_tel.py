@@ -204,4 +204,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    benchmark.compile_all_programs()
     main()

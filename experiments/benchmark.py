@@ -102,9 +102,9 @@ def option_text(option: str, value: Any, default: Any) -> str:
     return "" if value == default else shlex.join([flag, *map(str, values)])
 
 
-def several(choices: Iterable[str], default: Iterable[str] | None = None) -> dict[str, Any]:
+def several(choices: Iterable[str]) -> dict[str, Any]:
     """Returns an option of :func:`parse` that takes some of the choices; all of them by default."""
-    return {"nargs": "+", "choices": list(choices), "default": list(choices if default is None else default)}
+    return {"nargs": "+", "choices": list(choices), "default": list(choices)}
 
 
 def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:

@@ -158,8 +158,8 @@ def _from_sklearn(name: str) -> LabelledTable:
 
     bunch = getattr(datasets, f"load_{name}")(as_frame=True)
     y = bunch.target
-    if "target_names" in bunch and name != "digits":  # classes have names
-        y = pd.Series(np.asarray(bunch.target_names)[y], name="target")
+    if "target_names" in bunch:  # of classes
+        y = pd.Series(pd.Categorical.from_codes(y, list(bunch.target_names)), name="target")
     return LabelledTable(name, bunch.data, y)
 
 

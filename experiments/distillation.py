@@ -107,7 +107,9 @@ def report(results: studies.Results, command: str) -> str:
 STUDY = studies.Study(
     *("distillation", __doc__, SETS, [*SETS["regression"], *SETS["classification"]], 3, measure, report),
     settings=lambda part, name, options: {"recipe": studies.recipe_text(RECIPE)} if name in SETS[part] else None,
+    closed=True,
 )
 
 if __name__ == "__main__":
-    studies.main(STUDY)  # on one device, without a cache of programs: as for users
+    benchmark.compile_all_programs()
+    studies.main(STUDY)  # on one device, as for users

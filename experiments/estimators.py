@@ -194,7 +194,7 @@ def report(results: studies.Results, command: str) -> str:
 
 
 NAMES = [*SETS["regression"], *SETS["classification"]]
-STUDY = studies.Study("estimators", __doc__, SETS, NAMES, 3, measure, report, settings)
+STUDY = studies.Study("estimators", __doc__, SETS, NAMES, 3, measure, report, settings, closed=True)
 
 if __name__ == "__main__":
     benchmark.compile_all_programs()  # as in the first fit of a user

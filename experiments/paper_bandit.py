@@ -233,6 +233,7 @@ def report(results: studies.Results, command: str) -> str:
 STUDY = studies.Study(
     *("paper_bandit", __doc__, PARTS, ROUNDS, 10, measure, report, settings),
     together=True,
+    closed=True,
     available=lambda part: part != "vowpal" or benchmark.installed("vowpalwabbit"),
     figure=curves,
 )

@@ -221,7 +221,9 @@ def report(results: studies.Results, command: str) -> str:
 
 
 STUDY = studies.Study(
-    *("paper_forest", __doc__, PARTS, SETS, 3, measure, report), settings=lambda part, name, options: PARTS[part][2]
+    *("paper_forest", __doc__, PARTS, SETS, 3, measure, report),
+    settings=lambda part, name, options: PARTS[part][2],
+    closed=True,
 )
 
 if __name__ == "__main__":

@@ -62,19 +62,15 @@ def budget(name: str) -> dict[str, Any]:
 
 def evaluated(model: Any, split: Split) -> dict[str, float]:
     """Returns accuracy on both parts, in per cent, and the number of leaves that training samples reach."""
-    x, x_test, y, y_test = split
-    percent = lambda x, y: studies.percent(model.predict(x), y)
-    return {"train": percent(x, y), "test": percent(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
+    return studies.scores(model, split) | {"leaves": len(np.unique(model.leaf_index(split[0])))}
 
 
 def axis(split: Split, name: str, seed: int) -> dict[str, Any]:
     """Fits scikit-learn's tree at each depth."""
-    x, x_test, y, y_test = split
     out = {}
     for depth in DEPTHS:
-        model = DecisionTreeClassifier(criterion="entropy", max_depth=depth, random_state=seed).fit(x, y)
-        scores = {"train": 100 * float(model.score(x, y)), "test": 100 * float(model.score(x_test, y_test))}
-        out[str(depth)] = scores | {"leaves": int(model.get_n_leaves())}
+        model = DecisionTreeClassifier(criterion="entropy", max_depth=depth, random_state=seed).fit(split[0], split[2])
+        out[str(depth)] = studies.scores(model, split) | {"leaves": int(model.get_n_leaves())}
     return out
 
 
@@ -228,7 +224,10 @@ def figure(results: studies.Results, file: Path) -> None:
 
 
 STUDY = studies.Study(
-    *("paper_nongreedy", __doc__, PARTS, SETS, 3, measure, report, settings), once=("pruned",), figure=figure
+    *("paper_nongreedy", __doc__, PARTS, SETS, 3, measure, report, settings),
+    once=("pruned",),
+    closed=True,
+    figure=figure,
 )
 
 if __name__ == "__main__":

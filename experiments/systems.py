@@ -199,6 +199,7 @@ def report(results: studies.Results, command: str) -> str:
 STUDY = studies.Study(
     *("systems", __doc__, PARTS, TASKS, 3, measure, report, settings),
     available=packages.available,
+    closed=True,
     arguments=lambda parser: parser.add_argument("--rows", type=int, default=ROWS),
 )
 

@@ -362,4 +362,6 @@ def test_sets_of_the_repository_of_a_folder_and_of_scikit_learn(folder, monkeypa
     frame = data.load_frame("iris")
     assert set(frame.y) == {"setosa", "versicolor", "virginica"} and len(frame.x.columns) == 4
     assert guess(data.load_frame("digits").y)[0] == "classification"
+    for name, classes in (("iris", 3), ("wine", 3), ("breast_cancer", 2), ("digits", 10)):
+        assert data.load(name).is_classification and set(data.load(name).y) == set(range(classes))
     assert guess(data.load_frame("diabetes").y)[0] == "regression"
