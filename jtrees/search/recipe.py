@@ -13,12 +13,18 @@ from jtrees.data.scaling import check_slopes
 from jtrees.forest import Forest
 from jtrees.search.problem import Fitted, Problem
 from jtrees.search.report import Preconditioning, Report, TreeReport
-from jtrees.tasks import Task
+from jtrees.tasks import Classification, Task
 
 
 def on_device(model: Any) -> Any:
     """Returns the network of a :class:`jtrees.SoftModel` with its arrays on the device."""
     return jax.tree.map(sharding.from_host, model)
+
+
+def _loss_of(result: Fitted, model: Any, data: Data) -> float:
+    """Returns the loss to report, in the user's units; of the logits for a user-defined loss of classes: the score."""
+    task = data.table.task
+    return float(result.score) if isinstance(task, Classification) and not task.in_units else data.loss(model)
 
 
 # Largest number of products of a tree that grows in one program, which takes about a second. Neither a deadline nor
@@ -162,7 +168,7 @@ def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Re
             model = data.scaling.restore(fitted.scaled)
             return fitted._replace(model=model, loss=data.loss(model), report=report)
         model = data.scaling.restore(model_type(on_device(fitted.scaled), None, data.table.task.of_models, bounded))
-        return fitted._replace(model=model, loss=data.loss(model), report=report)
+        return fitted._replace(model=model, loss=_loss_of(fitted, model, data), report=report)
 
     return problem.restored(fitted, restore)
 
@@ -201,6 +207,6 @@ def fitted_tree(
         path = np.asarray(tree.decision_path(data.table.x))
         tree_report = TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
         final = tree_report if report is None else report(tree_report, path)
-        return fitted._replace(model=tree, tree=tree, loss=data.loss(tree), report=final)
+        return fitted._replace(model=tree, tree=tree, loss=_loss_of(fitted, tree, data), report=final)
 
     return problem.restored(fitted, restore)
