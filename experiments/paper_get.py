@@ -6,8 +6,10 @@ The result of a (part, set, seed) is a row of --out.
 
 The protocol is the paper's: 75 % training rows, 25 % test rows. A 2:1 split of the training part chooses the depth from
 1..12; the search ends after two depths without improvement. The final fit takes the whole training part. Scores are R^2
-in per cent. Of the paper, one rule differs for GET: an improvement within one standard error is none, and the smallest
-tree within one standard error of the best is chosen (`jtrees.tune`). CART and the forest take the best score.
+in per cent.
+
+GET's choice of options differs from the paper. `jtrees.tune` chooses the smallest tree within one standard error of the
+best, and an improvement within this error does not count. CART and the forest take the best score.
 """
 
 import argparse

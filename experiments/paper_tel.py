@@ -323,8 +323,8 @@ def compact(results: studies.Results) -> str:
     """Returns a table of the smallest ensembles within half a point of tuned boosting, by the test score."""
     rows = []
     for name in results.datasets("trees"):
-        for both in results.common(name, "trees", "tuned").values():
-            trees, tuned = both["trees"], both["tuned"]
+        for values in results.common(name, "trees", "tuned").values():
+            trees, tuned = values["trees"], values["tuned"]
             goal, numbers = tuned["boosting"]["test"] - 0.5, tuned["boosting"]["numbers"]
             ours, theirs = (
                 min(((size, depth, count) for depth, count, score, size in trees[kind] if score >= goal), default=None)

@@ -172,13 +172,15 @@ def summary(results: studies.Results) -> str:
     return benchmark.markdown(["model", *heads], rows)
 
 
-def cells_table(results: studies.Results, models: list[str], names: list[str], key: str, digits: int) -> str:
-    """Returns a table of a number of each model on each table."""
+def cells_table(
+    results: studies.Results, models: list[str], names: list[str], key: str, digits: int, text: Any = studies.spread
+) -> str:
+    """Returns a table of a number of each model on each table. ``text(values, digits)`` shows its splits."""
     rows = []
     for name in names:
         values = {model: results.values(model, name) for model in models}
         size = next(iter(value for cells in values.values() for value in cells))
-        cells = [studies.spread([value[key] for value in values[model]], digits) for model in models]
+        cells = [text([value[key] for value in values[model]], digits) for model in models]
         rows.append([name, f"{size['rows']} x {size['columns']}", *cells])
     return benchmark.markdown(["table", "rows x columns", *models], rows)
 
@@ -215,7 +217,9 @@ def report(results: studies.Results, command: str) -> str:
         parts += ["Log loss:", cells_table(results, models, tasks[True], "log_loss", 3)]
         parts += ["Accuracy in per cent:", cells_table(results, models, tasks[True], "score", 1)]
     if names:
-        parts += ["Seconds of a fit:", cells_table(results, models, names, "seconds", 1)]
+        shortest = lambda values, digits: f"{min(values, default=np.nan):.{digits}f}"
+        parts += ["Seconds of a fit, the shortest of the splits, because other programs ran at times:"]
+        parts += [cells_table(results, models, names, "seconds", 1, shortest)]
         ours = [model for model in models if model in KINDS]
         parts += ["Features:", cells_table(results, ours, names, "features", 0)] if ours else []
     recipes = {row.settings["recipe"]: None for row in results.rows if row.part in KINDS}

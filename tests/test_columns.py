@@ -188,14 +188,10 @@ def test_periods_are_those_of_the_calendar():
 
 def test_periods_of_pandas_are_dates_and_large_whole_numbers_of_polars_are_numbers():
     for frequency in "Dh":
-        period, date = pd.period_range("2020-01-01", periods=60, freq=frequency), None
-        date = period.to_timestamp()
-        assert encoder_of(period).schema.columns["c"].kind == "date"
-        assert (
-            features(encoder_of(period), period)
-            == features(encoder_of(date), date)
-            == features(encoder_of(date), period)
-        )
+        period = pd.period_range("2020-01-01", periods=60, freq=frequency)
+        of_periods, of_dates = encoder_of(period), encoder_of(date := period.to_timestamp())
+        assert of_periods.schema.columns["c"].kind == "date"
+        assert features(of_periods, period) == features(of_dates, period) == features(of_dates, date)
     huge = pl.DataFrame({"c": [2**70, *range(59)]})
     np.testing.assert_array_equal(TableEncoder.fit(huge)[1][:, 0], [2.0**70, *range(59)])
 

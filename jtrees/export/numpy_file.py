@@ -132,7 +132,10 @@ import numpy as np
 
 def _leaves(x):
     x = _features(x)
-    z = (x - ZERO).astype(np.float32)  # products of float32 numbers are exact in double precision
+    with np.errstate(over="ignore"):
+        z = (x - ZERO).astype(np.float32)  # products of float32 numbers are exact in double precision
+    if not np.isfinite(z).all():
+        raise ValueError("x must be finite in float32, got NaN or infinite values")
     leaf = np.empty((len(x), len(BIAS)), np.int64)
     for tree, (weights, bias) in enumerate(zip(WEIGHTS, BIAS)):
         node = np.zeros(len(x), np.int64)
@@ -179,11 +182,7 @@ _CHECK_ARRAY = """\
 
 _FEATURES = """\
 def _features(x):
-@CHECK@    x = x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
-    with np.errstate(over="ignore"):
-        if not np.isfinite((x - ZERO).astype(np.float32)).all():
-            raise ValueError("x must be finite in float32, got NaN or infinite values")
-    return x
+@CHECK@    return x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
 """
 
 _CHECK_MAPPING = """\
