@@ -1,6 +1,8 @@
 """The common base of the scikit-learn estimators (needs scikit-learn)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from numbers import Real
 from typing import Any, Self
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from jtrees import compilation, distributed, prediction, processes, topology, validation as checks
@@ -29,6 +31,22 @@ _Rows = np.ndarray | Frame | EncodedTable  # training rows
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
 _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
 _FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
+
+
+def unchanged_by_errors(fit_method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the method ``fit``, which leaves the estimator as it was if it raises an error."""
+
+    @functools.wraps(fit_method)
+    def fit(self: Any, *args: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return fit_method(self, *args, **options)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return fit
 
 
 class TreeEstimator(BaseEstimator):
@@ -54,7 +72,11 @@ class TreeEstimator(BaseEstimator):
             options = {name.removeprefix("recipe__"): value for name, value in options.items()}
             recipe = with_options(self._recipe(), options)
             # The default recipe depends on the other parameters, which may be set later.
-            self.recipe = {**(self.recipe or {}), **options} if self._is_default() else recipe
+            if self._is_default():
+                of_old_base = lambda name: any(name.startswith(f"{changed}__") for changed in options)
+                kept = {name: value for name, value in (self.recipe or {}).items() if not of_old_base(name)}
+                recipe = {**kept, **options}
+            self.recipe = recipe
         return self
 
     def _is_default(self) -> bool:
@@ -87,6 +109,8 @@ class TreeEstimator(BaseEstimator):
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options["monotone"] = self.monotonic_cst
         if self.validation_fraction is not None:
+            between: Any = {"min_val": 0, "max_val": 1, "include_boundaries": "neither"}
+            check_scalar(self.validation_fraction, "validation_fraction", Real, **between)
             strata = None if class_names is None else np.array(class_names)[y]  # names, because errors quote them
             training, held_out = divided(len(y), self.validation_fraction, rng, strata)
             options["validation"] = x[held_out], y[held_out], weight[held_out]
@@ -97,7 +121,12 @@ class TreeEstimator(BaseEstimator):
             options["columns"], x = inferred(x, columns=self.columns, missing=self.missing)
         with compilation.default_settings():
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
-        fitted = fit(recipe, x, y, key=key, **options)
+        try:
+            fitted = fit(recipe, x, y, key=key, **options)
+        except ValueError as error:
+            if not (text := str(error)).startswith("monotone "):
+                raise
+            raise ValueError(text.replace("monotone", "monotonic_cst", 1)) from None
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
         self._keep(distributed.to_host(fitted.model), x)
         self.loss_, self.report_ = fitted.loss, fitted.report

@@ -86,7 +86,9 @@ def _visit(route, *operands):
     """Visits only the reached leaves on a CPU where they are few, else all leaves."""
     dense = partial(_visit_in_blocks, route)
     width = sharp.width_of(topology.depth_of(len(operands[0])))
-    if width is None or route != "sigmoid" or blocking.platform() != "cpu":
+    weights, bias, _, x, _, share = operands
+    is_mixed = len({a.dtype for a in (weights, bias, x, share)}) > 1  # the list of paths has one dtype
+    if width is None or is_mixed or route != "sigmoid" or blocking.platform() != "cpu":
         return dense(*operands)
 
     def visit_on_device(weights, bias, leaves, x, y, share):

@@ -20,8 +20,9 @@ try:
     from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted
 
-    from jtrees._estimator import TreeEstimator, positive_rows
+    from jtrees._estimator import TreeEstimator, positive_rows, unchanged_by_errors
 except ImportError as error:
     raise ImportError('estimators need scikit-learn: pip install "jtrees[sklearn]"') from error
 
@@ -53,6 +54,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else named(self.loss)
         return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 
+    @unchanged_by_errors
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
 
@@ -110,6 +112,7 @@ class _Classifier(ClassifierMixin, TreeEstimator):
     ):
         self._store(locals())
 
+    @unchanged_by_errors
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
 
@@ -182,6 +185,7 @@ class _Classifier(ClassifierMixin, TreeEstimator):
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Returns the accuracy, the weighted share of the rows whose label is predicted."""
+        check_is_fitted(self)
         labels = label_array(y)[0]
         if labels.ndim != 1 or self.classes_.dtype.kind not in "OS":
             return super().score(X, y, sample_weight)
@@ -260,10 +264,10 @@ class BoostedRegressor(_Regressor):
     """A scikit-learn regressor: a sum of boosted trees by default, or the model of any recipe.
 
     ``BoostedRegressor().fit(X, y).predict(X)``. Parameters and attributes are as in :class:`TreeRegressor`. Only the
-    default recipe differs. It is :class:`jtrees.Boosted`: small oblique trees are added one by one, and held-out rows
-    choose their number. ``BoostedRegressor({"rounds": 100})`` changes options of this recipe. A recipe replaces it,
-    such as ``jtrees.Boosted(jtrees.GET(depth=3))``. For fewer than 10 rows, the default recipe has ten rounds.
-    ``experiments.estimators`` compares the four estimators with other software.
+    default recipe differs. It is :class:`jtrees.Boosted`: trees of depth 5 are added one by one. Held-out rows choose
+    their number, and whether their splits are oblique. ``BoostedRegressor({"rounds": 100})`` changes options of this
+    recipe. A recipe replaces it, such as ``jtrees.Boosted(jtrees.GET(depth=3))``. For fewer than 10 rows, the default
+    recipe has ten rounds. ``experiments.estimators`` compares the four estimators with other software.
 
     Example:
       >>> from jtrees.estimators import BoostedRegressor

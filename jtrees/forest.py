@@ -83,10 +83,12 @@ class Forest:
         return prediction.predict(self, x)
 
     def check_origin(self) -> None:
-        """Raises ``ValueError`` for an origin of predictions that would be added after a link that is not additive."""
+        """Raises ``ValueError`` for an origin of predictions that would be added after a vote or a link."""
         origin = self.trees.origin if isinstance(self.trees, ObliqueTree) else None
-        if origin is not None and origin.y is not None and self.link in ("exp", "softmax"):
-            expected = f"no origin of predictions with link={checks.quoted(self.link)}"
+        if origin is None or origin.y is None:
+            return
+        if self.link in ("exp", "softmax") or self.combine == "vote":
+            expected = f"no origin of predictions with link={checks.quoted(self.link)}, combine={self.combine!r:.80}"
             raise ValueError(f"trees must have {expected}, got {checks.quoted(origin)}")
 
     def _predict_on_host(self, x: Any) -> np.ndarray:
@@ -191,16 +193,18 @@ def _outputs_of(forest: Forest) -> Any:
         values = np.asarray(leaves.predictions(), np.float64)
         values = votes(values) if vote else values
         flat, first = values.reshape(-1, *values.shape[2:]), np.arange(trees) * values.shape[1]
+        width = flat[:1].size  # numbers of a leaf
         block_outputs = lambda leaf, x: flat[leaf + first].sum(1)
     else:
         tree_leaves = [jax.tree.map(lambda a, i=i: a[i], leaves) for i in range(trees)]
+        width = leaves.coefficients[0, :1].size
 
         def block_outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
             outputs = (part.at(reached, x) for part, reached in zip(tree_leaves, leaf.T, strict=True))
             return np.sum([votes(values[None])[0] if vote else values for values in outputs], axis=0)
 
     def outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
-        size = max(1, _GATHERED // trees)
+        size = max(1, _GATHERED // (trees * width))
         return np.concatenate([block_outputs(leaf[i : i + size], x[i : i + size]) for i in range(0, len(x), size)])
 
     return outputs

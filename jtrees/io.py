@@ -12,6 +12,7 @@ import errno
 import importlib
 import io
 import json
+import lzma
 import os
 from pathlib import Path
 import re
@@ -20,6 +21,7 @@ import stat
 import struct
 from typing import IO, Any, TypeVar
 import zipfile
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -388,7 +390,8 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
 @contextlib.contextmanager
 def _refusing(path: Any, contents: dict[str, Any] | None = None) -> Iterator[None]:
     """Context of reading a file, in which any error means an invalid file, or a file of another release."""
-    errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError, struct.error)
+    errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError, MemoryError)
+    errors += (struct.error, zlib.error, lzma.LZMAError)
     try:
         yield
     except errors as error:
@@ -409,7 +412,9 @@ def _archive(path: Any) -> Iterator[zipfile.ZipFile]:
 def _header(path: Any) -> dict[str, Any]:
     with _archive(path) as archive:
         contents = json.loads(archive.read("header.json"))
-        version, _ = contents["format"], contents["kind"]
+        version, _, arrays = contents["format"], contents["kind"], contents["arrays"]
+        if version == FORMAT and any(len(entry) != 2 for entry in arrays):
+            raise ValueError(f"arrays must be pairs of a kind and a type, got {quoted(arrays)}")
     if version != FORMAT:
         written = f"format {quoted(version)} of jtrees {contents.get('jtrees')!s:.40}"
         raise ValueError(f"{path} has {written}; jtrees {__version__} reads format {FORMAT}")

@@ -70,7 +70,7 @@ def soft(
       x: samples.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores
         ``(nodes, n)`` that returns the probabilities of the leaves, ``(leaves, n)``.
-      implementation: see :mod:`jtrees.ops`.
+      implementation: see :mod:`jtrees.ops`. A kernel has first derivatives in reverse mode only.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
@@ -86,7 +86,7 @@ def soft(
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
     how = _choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
-    return kernels.differentiable(how, _by_rows(fused, 3), plain, weights, bias, leaf_values, x)
+    return _differentiable(how, fused, plain, weights, bias, leaf_values, x)
 
 
 def path_sum(
@@ -122,12 +122,13 @@ def path_sum(
         out = kernels.path_sum(x, weights, bias, values, window=fixed, implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    how = _choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
-    if not how.configs or (callable(window) and implementation is None):
+    able = leaf_values.ndim <= 2 and not (callable(window) and implementation is None)
+    how = _choose("path_sum", implementation, able, x, weights, bias, leaf_values)
+    if not how.configs:
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
     operands = weights, bias, leaf_values, x, jnp.asarray(fixed, _at_least_float32(x))
-    return kernels.differentiable(how, _by_rows(fused, 3), plain, *operands)
+    return _differentiable(how, fused, plain, *operands)
 
 
 def hard(
@@ -232,7 +233,7 @@ def ensemble(
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
-        return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma.astype(x.dtype), width=width)
+        return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma, width=width)
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
         options = {"route": "smooth_step", "scale": 1 / gamma, "implementation": how}
@@ -243,12 +244,22 @@ def ensemble(
     first_tree = weights[0], bias[0], leaf_values[0]
     how = _choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
     operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
-    return kernels.differentiable(how, _by_rows(fused, 3), plain, *operands)
+    return _differentiable(how, fused, plain, *operands)
+
+
+def _differentiable(how: Choice, fused: Callable[..., Any], plain: Callable[..., Array], *operands: Any) -> Array:
+    """Returns the result of the kernel or of ``plain``, in one dtype: a kernel has at least float32."""
+
+    def wide(*operands: Any) -> Array:
+        out = plain(*operands)
+        return out.astype(_at_least_float32(out))
+
+    return kernels.differentiable(how, _by_rows(fused, 3), wide if how.configs else plain, *operands)
 
 
 def _at_least_float32(x: Array) -> Any:
-    """Returns the dtype of numbers that are combined with samples. Samples may have a shorter dtype."""
-    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
+    """Returns the dtype of numbers that are combined with an array, which may have a shorter dtype or be integers."""
+    return x.dtype if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4 else jnp.float32
 
 
 def _check_route(route: Any) -> None:
@@ -303,13 +314,14 @@ def expected_loss(
       The loss, and leaf numbers ``(n,)`` in int32.
 
     Raises:
-      ValueError: for an unknown route, or if a function of the scores returns another shape.
+      ValueError: without samples, for an unknown route, or if a function of the scores returns another shape.
     """
     _check_route(route)
     able = isinstance(route, str) and leaves.kernel is not None
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
     how = _choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
-    n = x.shape[0]
+    if not (n := x.shape[0]):
+        raise ValueError(f"x must hold at least one sample, got shape {x.shape}")
     share = jnp.full(n, 1 / n, _at_least_float32(x)) if weight is None else weight / n
     return expected(route, how, weights, bias, leaves, x, y, share)
 
@@ -330,7 +342,7 @@ def _choose(
     depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in operands if a.ndim == 2], default=1)
     arrays = [a for a in (x, weights, *operands) if jnp.issubdtype(a.dtype, jnp.floating)]
     able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
-    # Kernels with bfloat16 samples convert the weights to bfloat16. Only the caller can choose this loss of precision.
+    # The decisions are measured in float32, so all other numbers take XLA by default.
     if requested is None and not (able and all(a.dtype == jnp.float32 for a in arrays)):
         return XLA
     if not able:

@@ -113,6 +113,8 @@ def best_thresholds(
     cost = impurity(sums)
     # Most nodes of a deep level are empty or pure. Only the other nodes (open nodes) are numbered and searched.
     open_ = cost > rounding
+    if impurity is not squared_deviation:  # a single sample with a soft label has an impurity, too
+        open_ &= jax.ops.segment_sum(jnp.ones_like(node), node, nodes) > 1
     label = jnp.cumsum(open_) - 1
     labels = jnp.where(open_, label, nodes)[node]  # out of range for closed nodes, which are therefore dropped
     max_open = min(nodes, len(x) // 2 + 1)  # an open node has at least two samples

@@ -260,6 +260,10 @@ def check_finite(name: str, array: Any) -> None:
     """Checks that all values of an array are finite."""
     if is_traced(array):
         return
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:  # on devices of several processes
+        if not bool(jnp.isfinite(array).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+        return
     bad = ~np.isfinite(np.asarray(array))
     if bad.any():
         raise ValueError(f"{name} must be finite, got {bad.sum()} NaN or infinite values, the first at {_first(bad)}")
@@ -298,18 +302,18 @@ def as_finite(name: str, array: Any) -> np.ndarray:
     return out
 
 
-def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1) -> Any:
-    """Returns checked features as an array ``(n, p)``, with at least ``rows`` rows, 0 or 1."""
-    x = as_numeric("x", x)
+def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1, name: str = "x") -> Any:
+    """Returns checked features as an array ``(n, p)``, with at least ``rows`` rows; errors have its ``name``."""
+    x = as_numeric(name, x)
     if x.ndim != 2:
-        raise ValueError(f"x must have shape (n, p), got shape {x.shape}{_repair_of_rank(x, features)}")
+        raise ValueError(f"{name} must have shape (n, p), got shape {x.shape}{_repair_of_rank(x, features)}")
     if len(x) < rows or not x.shape[1]:
         expected = "at least one row and one column" if rows else "at least one column"
-        raise ValueError(f"x must have {expected}, got shape {x.shape}")
+        raise ValueError(f"{name} must have {expected}, got shape {x.shape}")
     if features is not None and x.shape[1] != features:
-        raise ValueError(f"x must have {features} columns, got {x.shape[1]}")
+        raise ValueError(f"{name} must have {features} columns, got {x.shape[1]}")
     if finite:
-        check_finite("x", x)
+        check_finite(name, x)
     return x
 
 
@@ -369,4 +373,4 @@ def check_rows(y: Any, n: int, least: int = 2) -> None:
     if y.shape[0] != n:
         raise ValueError(f"x and y must have the same number of rows, got {n} and {y.shape[0]}")
     if n < least:
-        raise ValueError("x and y must hold at least two samples, got 1")
+        raise ValueError(f"x and y must hold at least {least} sample{'s' if least > 1 else ''}, got {n}")

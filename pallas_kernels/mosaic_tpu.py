@@ -23,7 +23,10 @@ _DEFAULT, _MOST = 16 * 2**20, 60 * 2**20  # default memory of a kernel, and maxi
 
 
 def check(kernel: str, layout: Layout) -> None:
-    """Raises :class:`Unsupported` for sizes that do not fit into fast memory. The message names the sizes."""
+    """Raises :class:`Unsupported` for sizes that Mosaic or fast memory cannot take. The message names the sizes."""
+    if layout.tile % 128 or layout.block % 8:
+        got = f"got tile={layout.tile}, block={layout.block}"
+        raise Unsupported(f"implementation 'mosaic_tpu' of {kernel} needs tiles of 128 and blocks of 8 rows, {got}")
     limit = _FAST_BEFORE if device_kind() in _BEFORE else _FAST
     if (memory := _bytes(layout)) > limit:
         sizes = f"p = {layout.p}, depth = {layout.depth}, k = {layout.k}"

@@ -16,22 +16,23 @@ def product(a: jax.Array | Parts, b: jax.Array | Parts, over: Axes = (1, 0)) -> 
     if not (isinstance(a, tuple) or isinstance(b, tuple)) and a.dtype == b.dtype:
         return _dot(a, b, over)
     a, b = (factor if isinstance(factor, tuple) else parts(factor) for factor in (a, b))
-    # Products of parts below 2**-24 of the largest product are omitted. The smallest products are added first.
+    # Products of parts below 2**-24 of the product are omitted. The smallest products are added first.
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < 3]
     return sum(_dot(a[i], b[j], over) for i, j in sorted(pairs, key=sum, reverse=True))  # type: ignore[return-value]
 
 
 def parts(a: jax.Array) -> Parts:
-    """Returns three bfloat16 numbers whose sum is exactly ``a``, for finite numbers.
+    """Returns three bfloat16 numbers whose sum is exactly ``a``, for magnitudes up to 3e38.
 
-    A bfloat16 array is its only part. A mask cuts the bits, because compilers remove a conversion to a shorter type and
-    back.
+    A bfloat16 array is its only part. The bits are rounded by an addition and a mask, because compilers remove a
+    conversion to a shorter type and back. If they were cut, all parts would have the sign of ``a``, and errors of
+    omitted products would add up.
     """
     if a.dtype == jnp.bfloat16:
         return (a,)
     summands, rest = [], a
     for _ in range(3):
-        bits = jax.lax.bitcast_convert_type(rest, jnp.int32) & jnp.int32(-(2**16))
+        bits = (jax.lax.bitcast_convert_type(rest, jnp.int32) + jnp.int32(2**15)) & jnp.int32(-(2**16))
         high = jax.lax.bitcast_convert_type(bits, jnp.float32)
         summands.append(high.astype(jnp.bfloat16))
         rest = rest - high

@@ -21,8 +21,10 @@ _FEATURES, _WITH_OUTPUTS, _OUTPUTS = 64, 32, 16
 
 
 def check(kernel: str, layout: Layout) -> None:
-    """Raises :class:`Unsupported` for sizes whose sums do not fit into registers, or if JAX has no Pallas-Triton."""
+    """Raises :class:`Unsupported` for sizes that Triton or its registers cannot take, or without Pallas-Triton."""
     _triton()
+    if layout.block < 16:
+        raise Unsupported(f"implementation 'triton' of {kernel} needs blocks of 16 rows, got block={layout.block}")
     if layout.p > (_FEATURES if layout.k == 1 else _WITH_OUTPUTS) or layout.k > _OUTPUTS:
         raise Unsupported(
             f"implementation 'triton' of {kernel} takes up to {_FEATURES} features and one output, or {_WITH_OUTPUTS} "

@@ -188,10 +188,7 @@ def fitted_model(name):
 
 
 def expected_of(model, rows):
-    """The leaf of each row in each tree, ``(n, trees)``, and predictions in double precision, ``(n, k)``.
-
-    The library has equal ones; its predictions add in single precision.
-    """
+    """The leaf of each row in each tree, ``(n, trees)``, and predictions, ``(n, k)``, which the library has, too."""
     program = program_of(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jtrees.tables.ColumnsWarning)
@@ -201,7 +198,7 @@ def expected_of(model, rows):
         leaves = np.stack([tree.leaf_index(features) for tree in ([inner] if program.single else inner)], axis=1)
     predictions = program.predict(features)
     np.testing.assert_array_equal(program.leaf(features), leaves)
-    np.testing.assert_allclose(predictions.reshape(predicted.shape), predicted, rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(predictions.reshape(predicted.shape), predicted, rtol=1e-9, atol=1e-9)
     return leaves, predictions
 
 

@@ -206,7 +206,7 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, limit, monkeyp
 BAD = [({"trees": 2**40}, "trees must be at most"), ({"combine": "vote"}, 'combine must be "mean" in regression')]
 
 
-@pytest.mark.parametrize(("options", "message"), [*BAD, ({"base": DGT.replace(depth=0)}, "depth")])
+@pytest.mark.parametrize(("options", "message"), [*BAD, ({"base": DGT.replace(depth=0)}, "depth must be")])
 def test_bad_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=KEY)

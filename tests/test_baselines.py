@@ -179,9 +179,6 @@ def test_a_fit_that_is_behind_warns(task, y, where):
         fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
     result = fit.report.baselines
     assert result["linear"] < result["model"] and fit.report.verdict in str(fit)
-    if where == "validation":
-        row_losses = (fit.predict(X) - y) ** 2 if task == "regression" else -np.log(fit.predict(X)[np.arange(200), y])
-        assert result["model"] == pytest.approx(row_losses.mean(), rel=1e-5)
 
 
 def test_a_loss_of_the_users_own_is_compared_with_nothing():

@@ -283,8 +283,10 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     # The programs are those of the fit; what is compiled is for other keys, and for taking results apart.
     assert count_compilations(tune) <= 6  # five where an earlier test has compiled the small one for keys
     [trial] = results[0].report.tuning.trials
-    assert trial.options == {number: values[0]} == results[0].report.tuning.options
-    assert np.isfinite(trial.loss) and trial.size > 0
+    assert trial.options == {number: values[0]} == results[0].report.tuning.options and trial.size > 0
+    key = jax.random.split(KEY, 3)[1]
+    alone = jtrees.fit(with_options(recipe, trial.options), X, Y, key=key, validation=how["validation"])
+    assert trial.loss == pytest.approx(np.square(alone.predict(X[:200]) - Y[:200]).mean(), rel=1e-4)
 
 
 TRAINED = [

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 import json
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -126,9 +127,16 @@ def test_the_first_process_decides_for_all(monkeypatch):
 
 
 def test_threads_agree():
+    barrier = threading.Barrier(4)
+
+    def decided(_):
+        barrier.wait(10)
+        return decide(MADE)
+
     with ThreadPoolExecutor(4) as pool:
-        decisions = list(pool.map(lambda _: decide(MADE)[0], range(8)))
-    assert all(decision is decisions[0] for decision in decisions)
+        decisions = list(pool.map(decided, range(4)))
+    assert all(decision is decisions[0][0] for decision, _ in decisions)
+    assert sum(bool(calls) for _, calls in decisions) == 1
 
 
 @pytest.mark.parametrize("kernel", estimate.WORK["mosaic_tpu"])

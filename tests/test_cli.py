@@ -41,13 +41,16 @@ MISTAKES = [
     ([*FIT, "--set", "deph=3"], "options of Boosted are 'base', .*, got 'deph'"),
     ([*FIT, "--set", "depth"], "--set must be OPTION=VALUE, such as depth=3, got 'depth'"),
     ([*FIT, "--tree", "--set", "deph=3"], "options of GET are 'depth', .*, got 'deph': write 'depth'"),
+    ([*FIT, "--monotone", "area=1", "--monotone", "area=-1"], "--monotone must have one sign .*, got two for 'area'"),
+    ([*FIT, "--columns", "id=drop", "--columns", "id=text"], "--columns must have one kind .*, got two for 'id'"),
+    ([*FIT, "--max-seconds", "-5"], "max_seconds must be"),
     ([*FIT, "--task", "classification"], "target 'price' has .* labels of fewer than 5 rows"),
     ([*LOSS, "huber", "--task", "classification"], "--loss is for regression, and --task is class"),
     ([*FIT, "--quantile", "0.9"], "--quantile goes with --loss quantile"),
     ([*LOSS, "quantile", "--quantile", "1"], "--quantile must be above 0 and below 1, got 1"),
     (["fit", *CLAIMS, "--loss", "poisson"], r"target 'claims' must be at least 0 for Poisson\(\), got -2.0 in row 7"),
     ([*LOSS, "poisson", "--target", "verdict"], "target 'verdict' must hold finite numbers for --task regression"),
-    (["predict", "houses.csv", "houses.csv"], "houses.csv"),
+    (["predict", "houses.csv", "houses.csv"], "houses.csv is not a complete file"),
     ([*PREDICT, "short.csv"], "short.csv must have the columns of the model, got none .* 'area'"),
     ([*PREDICT, "houses.csv", "--probabilities"], "--probabilities are for a classifier"),
     ([*EXPLAIN, "empty.csv"], "empty.csv has no rows"),
@@ -321,3 +324,11 @@ def test_without_its_packages(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert run("export", folder / "price.jtrees", folder / "none.h") == 2
     assert 'the command line needs pip install "jtrees[cli]"' in capsys.readouterr().err
+
+
+def test_an_option_may_be_repeated():
+    given = [*FIT, "--set", "rounds=50", "--set", "learning_rate=0.3", "--monotone", "age=1", "--monotone", "price=-1"]
+    options = parse([*given, "--missing", "-", "--missing", "x", "--columns", "a=text", "--columns", "b=drop"])
+    assert options.set == ["rounds=50", "learning_rate=0.3"] and options.missing == ["-", "x"]
+    assert arguments.signs_of(options) == {"age": 1, "price": -1} and options.columns == ["a=text", "b=drop"]
+    assert parse([*FIT, "--missing"]).missing == [] and parse(FIT).missing is None

@@ -1,6 +1,7 @@
 """Deadlines: the clock divides training into short calls, and drops optional work when the time is up."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 import jtrees
 from jtrees import warmstart
+from jtrees.report.comparison import Comparison
 from jtrees.search import monitor
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.training import Batch
@@ -92,21 +94,6 @@ def test_the_end_of_a_fit_may_be_late_by_a_tenth(clock):
     assert not late.may_be_late() and Monitor().may_be_late()
 
 
-@pytest.mark.parametrize(("seconds", "rows"), [(1e3, 10_000), (3.0, 2_621), (0.0, 262)])
-def test_slow_work_is_done_on_as_many_rows_as_there_is_time_for(clock, seconds, rows):
-    """A hundred rows take a tenth of a second."""
-    batch = Batch(np.arange(10_000.0)[:, None] * np.ones(1000), np.arange(10_000), None)
-
-    def work(selected):
-        np.testing.assert_array_equal(selected.x[:, 7], selected.y)
-        clock.now += len(selected.y) / 1000
-        return len(selected.y)
-
-    deadline = None if seconds == 1e3 else seconds
-    result = Monitor(deadline=deadline).on_rows(work, batch)
-    assert result == rows or (seconds == 3.0 and 2_000 < result < 3_000)
-
-
 LONGER = {"GET": {"starts": 6, "epochs": 60}, "DGT": {"epochs": 30, "precondition": 0.9}}
 
 
@@ -171,16 +158,18 @@ def test_more_classes_than_features_shorten_the_sample_that_is_timed(clock):
 
 
 def test_work_takes_so_many_rows_as_there_is_time_for(clock):
-    batch, sizes = Batch(np.zeros((100_000, 64)), np.arange(100_000), None), []
+    batch, sizes = Batch(np.arange(100_000.0)[:, None] * np.ones(64), np.arange(100_000), None), []
 
     def work(rows):
+        np.testing.assert_array_equal(rows.x[:, 7], rows.y)
         sizes.append(len(rows.y))
         clock.now += len(rows.y) / 4096  # seconds
 
     for seconds in (1, 11, 100):  # the sample of 4096 rows takes the first second
         clock.now = 5.0
         Monitor(deadline=5.0 + seconds).on_rows(work, batch)
-    assert sizes == [4096, 4096, 40_960, 4096, 100_000]
+    Monitor().on_rows(work, batch)
+    assert sizes == [4096, 4096, 40_960, 4096, 100_000, 100_000]
 
 
 def test_imports_are_not_on_the_clock(clock, monkeypatch):
@@ -220,3 +209,34 @@ def test_many_classes_have_no_start_from_a_ridge_regression():
     y = np.arange(1000) % 300
     fit = jtrees.fit(GET.replace(starts=2), x, y, key=KEY, task="classification")
     assert np.isnan(fit.report.search.ridge_loss) and np.isfinite(fit.loss)
+
+
+def test_time_that_a_fit_reserves_is_not_lost_for_the_next_fit(clock):
+    monitor = Monitor(deadline=75.0)
+    for _ in range(8):
+        with monitor.fitting():
+            monitor.reserve(5.0)
+            assert monitor.left() == 70.0
+    assert monitor.left() == 75.0
+
+
+def test_a_part_that_the_deadline_cuts_is_in_the_report(clock):
+    monitor = Monitor(deadline=10.0)
+    with monitor.fitting():
+        assert monitor.may_be_late() and monitor.ending == "finished"
+        assert not monitor.within(0.5).may_be_late(60.0) or monitor.ending == "finished"
+        assert not monitor.may_be_late(60.0)
+        assert (monitor.ended, monitor.ending) == ("finished", "max_seconds") and monitor.has_time()
+    with monitor.fitting():
+        assert monitor.ending == "finished"
+
+
+def test_ctrl_c_during_the_comparison_keeps_the_fit(monkeypatch):
+    def slow(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        return Comparison(
+            {"model": 1.0, "linear": 2.0, "constant": 3.0}, "loss", "rows", {"linear": 0.1, "constant": 0.1}
+        )
+
+    monkeypatch.setattr("jtrees.search.fit.comparison_of", slow)
+    assert jtrees.fit(jtrees.DGT(depth=1, epochs=2, widths=()), X, Y, key=jax.random.key(0)).step > 0

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils import check_random_state
@@ -455,3 +455,29 @@ def test_labels_that_differ_in_spaces_alone_are_warned_of():
     with pytest.warns(UserWarning, match="y has labels that differ only in spaces: 'Yes', 'Yes '"):
         model = classifier().fit(X, np.resize(["No", "Yes", "Yes "], 400))
     assert model.classes_.tolist() == ["No", "Yes", "Yes "]
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was():
+    model = classifier(GET).fit(X, LABELS)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="sample_weight"):
+        model.fit(X[:, :2], np.char.add("new ", LABELS), sample_weight=-np.ones(len(X)))
+    np.testing.assert_array_equal(model.predict(X), before)
+    unfitted = regressor(loss="nope")
+    with pytest.raises(ValueError, match="loss must be one of"):
+        unfitted.fit(X, Y)
+    for use in (lambda: unfitted.predict(X), lambda: classifier().score(X, LABELS)):
+        with pytest.raises(NotFittedError):
+            use()
+
+
+def test_a_new_base_replaces_the_options_of_the_old_base():
+    model = BoostedRegressor({"base__depth": 4, "rounds": 7}).set_params(recipe__base=GET, recipe__base__depth=3)
+    assert model.get_params()["recipe__base"] == GET.replace(depth=3) and model.get_params()["recipe__rounds"] == 7
+
+
+def test_errors_name_the_parameters_of_the_estimator():
+    with pytest.raises(ValueError, match="monotonic_cst must have the signs -1, 0 or 1, got 2"):
+        regressor(monotonic_cst=[2, 0, 0, 0]).fit(X, Y)
+    with pytest.raises(ValueError, match=r"validation_fraction == 1\.5, must be < 1"):
+        regressor(validation_fraction=1.5).fit(X, Y)

@@ -186,7 +186,9 @@ def test_the_committed_page_is_what_the_committed_rows_make(tmp_path, monkeypatc
 
 def test_commands_of_missing_figures_are_those_of_the_scripts(tmp_path):
     results = records.Results.read(tmp_path)
-    for row in (row for rows_of, *_ in records.PAPERS.values() for row in rows_of(results)):
+    rows = [row for rows_of, *_ in records.PAPERS.values() for row in rows_of(results)]
+    assert rows
+    for row in rows:
         assert row.ours is None and row.reached is None
         script, *arguments = row.command.strip("`").removeprefix("python -m experiments.").split()
         if script != "cnn_tel":

@@ -300,12 +300,12 @@ ERRORS = {
     explain.path: [
         ((jtrees.Forest(jax.tree.map(lambda a: a[None], TREE)), rows(1)), {}, "must be a single tree, got Forest"),
         ((TREE, rows(2)), {}, "row must be one row, got 2"),
-        ((TREE, rows(1)[:, :4]), {}, "x must have 5 columns, got 4"),
+        ((TREE, rows(1)[:, :4]), {}, "row must have 5 columns, got 4"),
         ((TREE, rows(1)), {"feature_names": ["a"]}, "feature_names must hold 5 names, one a column, got 1"),
         ((TREE, rows(1)), {"feature_names": "abcda"}, "feature_names must differ from each other, got 'a' twice"),
     ],
-    explain.shapley_values: [((TREE, rows(1), rows(9)), {"permutations": 0}, "permutations")],
-    explain.permutation_importance: [((TREE, rows(9), rows(9)[:, 0], r2_score), {"repeats": 0}, "repeats")],
+    explain.shapley_values: [((TREE, rows(1), rows(9)), {"permutations": 0}, "permutations must be")],
+    explain.permutation_importance: [((TREE, rows(9), rows(9)[:, 0], r2_score), {"repeats": 0}, "repeats must be")],
 }
 
 
@@ -331,3 +331,15 @@ def test_gaps_that_the_training_rows_did_not_have_are_explained_as_medians(fitte
         change = explain.nearest_change(tree, gaps[row], gaps, extrapolate=True)
     np.testing.assert_array_equal(actual, expected)
     assert change is not None and "x3" not in change.changes  # a missing value does not change
+
+
+def test_what_does_not_vary_or_contribute_is_left_out():
+    """The deviation of equal numbers may be a rounding error."""
+    tree = jtrees.ObliqueTree(jnp.array([[1.0]]), jnp.array([-0.05]), jtrees.leaves.Values(jnp.array([0.0, 1.0])))
+    assert explain.nearest_change(tree, [0.1], np.full((3, 1), 0.1), extrapolate=True) is None
+    assert str(explain.path(tree, [0.0])) == "node 0: -0.05 = -0.05, left\nleaf 0: 0."
+
+
+def test_the_background_of_shapley_values_is_named():
+    with pytest.raises(ValueError, match="background must have 5 columns, got 4"):
+        explain.shapley_values(TREE, rows(1), rows(9)[:, :4])

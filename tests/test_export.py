@@ -283,7 +283,9 @@ def test_dates_are_those_of_numpy(clock, tmp_path):
 @pytest.mark.parametrize("form", models.forms("SQL", "StableHLO"))
 def test_periods_of_dates_have_no_features_without_targets(form, tmp_path):
     frame = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=40, freq="9D")})
-    models.check(form, models.identity_model(frame), frame, tmp_path)
+    model = models.identity_model(frame)
+    assert model.encoder.feature_names == ["day (days since 2024-01-01)"]
+    models.check(form, model, frame, tmp_path)
 
 
 @pytest.mark.parametrize("zone", ["America/Sao_Paulo", "offsets"])

@@ -8,6 +8,7 @@ import pytest
 import jtrees
 from jtrees import losses
 from jtrees.leaves import Values
+from jtrees.tree import Origin
 
 TREES, N = 5, 200
 
@@ -95,5 +96,14 @@ def test_bad_arguments_are_refused(x):
             forest.replace(combine=combine).predict(x)
     with pytest.raises(ValueError, match="link must be one of 'identity', 'softmax', 'exp', 'sorted', got 'log'"):
         forest.replace(link="log").predict(x)
-    with pytest.raises(ValueError, match="trees must have no origin of predictions with link='exp', got"):
+    with pytest.raises(
+        ValueError, match="trees must have no origin of predictions with link='exp', combine='sum', got"
+    ):
         forest_of(combine="sum", link="exp", origin=(0, 5)).predict(x)
+
+
+def test_a_vote_has_no_origin_of_predictions(x):
+    tree = jtrees.ObliqueTree(np.ones((1, 1, 3), np.float32), np.zeros((1, 1), np.float32), Values(np.ones((1, 2, 2))))
+    forest = jtrees.Forest(tree.replace(origin=Origin(np.zeros((1, 3)), np.array([[0.0, 10.0]]))), "vote")
+    with pytest.raises(ValueError, match="no origin of predictions with link='identity', combine='vote'"):
+        forest.predict(x)

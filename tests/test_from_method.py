@@ -75,3 +75,10 @@ def test_bad_options_are_refused_by_name(options, message):
     for kind in (dict, FrozenDict):
         with pytest.raises(ValueError, match="options by name are 'alpha', got 'beta'"):
             jtrees.tune(RECIPE.replace(options=kind(alpha=1.0)), X, Y, key=KEY, grid={"options__beta": (1.0,)})
+
+
+def test_all_values_of_a_grid_are_checked_before_the_first_run():
+    recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=1)
+    for search in (jtrees.sweep, jtrees.tune):
+        with pytest.raises(ValueError, match=r"alpha must be .* above 0, got Array\(-1"):
+            search(recipe, X, Y, key=jax.random.key(0), grid={"options__alpha": (4.0, -1.0)})

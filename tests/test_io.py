@@ -21,7 +21,6 @@ import pytest
 import jtrees
 from jtrees import leaves as kinds, pytree
 from jtrees.search import FitReport, Report
-from tests.files import rewritten
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Values(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
@@ -33,6 +32,17 @@ class Held(Report):
     """A report of the user's own, which holds anything."""
 
     held: Any
+
+
+def rewritten(path, **header):
+    """The path of a file whose header has other entries."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["header.json"] = json.dumps(json.loads(members["header.json"]) | header).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
 
 
 def holding(value):
@@ -293,6 +303,7 @@ def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
         ({"format": 4, "jtrees": "9.8.7"}, r"has format 4 of jtrees 9\.8\.7; jtrees .* reads format 3"),
         ({"kind": "Oak", "jtrees": "9.8.7"}, r"of jtrees 9\.8\.7 holds a 'Oak', which jtrees .* lacks"),
         ({"object": {"class": "Popen", "fields": {}}}, r"is not a complete file written by jtrees.save"),
+        ({"arrays": [1]}, r"is not a complete file written by jtrees.save"),
         ({"object": {"class": "Oak", "fields": {}}, "jtrees": "9.8.7"}, r"was written by jtrees 9\.8\.7, and jtrees"),
     ],
 )

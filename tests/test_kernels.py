@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
-from pallas_kernels import Config, Unsupported, config
+from pallas_kernels import Config, Sizes, Unsupported, config, products
 from pallas_kernels.config import HEURISTIC
+from pallas_kernels.launch import SHELLS
 from tests import needs, oracles, sweeps
 
 # Blocks as small as they may be, so that small samples fill several, as each backend would have them. Those of Triton
@@ -375,3 +376,16 @@ def test_refused(change, message):
         fn, arguments = Config, {"backend": "triton", "tile": 128, "block": 8, "features": 512} | change
     with pytest.raises(ValueError, match=message):
         fn(**arguments)
+
+
+def test_parts_add_up_and_are_rounded():
+    a = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
+    high, middle, low = (np.asarray(part, np.float64) for part in products.parts(a))
+    np.testing.assert_array_equal(high + middle + low, a)
+    assert (np.abs(middle) <= 2.0**-8 * np.abs(high)).all() and (middle < 0).any() and (middle > 0).any()
+
+
+def test_sizes_that_a_device_cannot_take_are_left_to_xla():
+    for small in (Config("mosaic_tpu", 16, 8, 16), Config("triton", 16, 8, 16)):
+        with pytest.raises(Unsupported, match=f"implementation '{small.backend}' of path_sum needs"):
+            SHELLS[small.backend].check("path_sum", small.layout(Sizes(64, 2, 2, 1)))

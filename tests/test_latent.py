@@ -207,3 +207,15 @@ def test_a_network_of_mapped_features_is_a_network_of_the_features(split, inputs
     expected = network.outputs(jnp.asarray(x @ matrix))
     np.testing.assert_allclose(with_map(network, matrix).outputs(jnp.asarray(x)), expected, atol=1e-5)
     assert np.ptp(expected) > 0.01
+
+
+def test_leaves_of_the_tree_are_fitted_to_rows_with_codes_where_they_are():
+    """Splits are trained on features in which a code is clipped."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = 3.0 * (x[:, 1] > 0) + x[:, 0]
+    x[:80, 0] = 999_999.0
+    fit = jtrees.fit(jtrees.LatentTree(depth=2, inputs="z", predictor="linear", epochs=20), x, y, key=KEY)
+    leaf = fit.tree.leaf_index(x)
+    for reached in np.unique(leaf):
+        assert fit.tree.leaves.values[reached] == pytest.approx(y[leaf == reached].mean(), rel=1e-12)

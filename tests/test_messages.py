@@ -63,7 +63,7 @@ LONG_VALUES = (LONG, [LONG] * 3, 10**5000, np.full(200_000, -1.0))
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
 def test_every_option_refuses_a_long_value_in_a_short_message(recipe):
     for name, value in itertools.product(vars(recipe), LONG_VALUES):
-        with pytest.raises(ValueError, match=name) as error:
+        with pytest.raises(ValueError, match=rf"\b{name}\b") as error:
             changed = options.checked(recipe.replace(**{name: value}))
             changed.check(jtrees.Regression(), (40, 2))
             jtrees.fit(changed, X, X[:, 0], key=KEY)

@@ -113,6 +113,7 @@ HOURS = [datetime.timedelta(hours=i) for i in range(38)]
 def test_the_rule_of_mixed_cells(cells, kind, note, otherwise):
     actual = schema(frame(cells)).columns["c"]
     assert (actual.kind, actual.otherwise) == (kind, otherwise) and actual.note.startswith(note)
+    assert bool(actual.note) == bool(note)
     assert not otherwise or schema(frame(cells), columns={"c": otherwise}).columns["c"].kind == otherwise
 
 

@@ -14,6 +14,7 @@ import jtrees
 from jtrees.data.constraints import NamedColumn, checked_signs
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.monotone import ordered_values
+from jtrees.tables import checked_dataset
 from tests import sweeps
 from tests.oracles import path_to
 
@@ -208,6 +209,12 @@ def test_bad_signs(monotone, message):
 
 LINEAR = jtrees.GET(leaves="linear")
 OTHERS = [jtrees.TEL(), jtrees.LatentTree(), LINEAR, jtrees.Boosted(LINEAR), jtrees.Polished(jtrees.GET())]
+
+
+def test_the_sign_of_a_constant_column_has_no_effect():
+    frame = pd.DataFrame({"same": np.ones(60), "b": np.arange(60.0)})
+    dataset = checked_dataset(frame, np.arange(60.0), None, "regression", monotone={"same": 1, "b": -1})
+    assert dataset.table().monotone == (-1,)
 
 
 @pytest.mark.parametrize("recipe", [*OTHERS, jtrees.Refined(), jtrees.Sparse(jtrees.GET())], ids=type)

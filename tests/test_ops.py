@@ -250,3 +250,25 @@ def test_scores_and_what_soft_and_path_sum_routings_answer():
     windowed = jax.jit(jax.grad(lambda z, window: routing.path_sum(z, jnp.asarray(values[0]), window).sum()))
     for slope, window in zip(slopes, (2.0, mean), strict=True):
         np.testing.assert_allclose(slope, np.asarray(windowed(scores, window)) @ x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_deep_trees_take_samples_of_another_precision():
+    w, b, leaves = jnp.ones((511, 2)), jnp.zeros(511), Values(jnp.zeros(512))
+    loss, _ = ops.expected_loss(w, b, leaves, jnp.ones((4, 2), jnp.bfloat16), jnp.ones(4))
+    assert loss == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_kernel_and_xla_have_one_dtype():
+    x, *tree = (jnp.ones(shape, jnp.bfloat16) for shape in ((4, 2), (1, 2), (1,), (2, 1)))
+    out = jax.jit(lambda *tree: ops.soft(*tree, x, implementation=("mosaic_tpu", "xla")))(*tree)
+    assert out.dtype == jnp.float32 and (out == 1).all()
+
+
+def test_no_samples():
+    tree, x = (jnp.ones((1, 2)), jnp.zeros(1)), jnp.zeros((0, 2))
+    with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \(0, 2\)"):
+        ops.expected_loss(*tree, Values(jnp.zeros(2)), x, jnp.zeros(0))
+    gradient = jax.grad(lambda values: ops.path_sum(*tree, values, x).sum())(jnp.zeros((2, 1)))
+    np.testing.assert_array_equal(gradient, 0)

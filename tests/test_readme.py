@@ -1,7 +1,5 @@
 """Every example of the README runs unchanged, without the other examples. Those of the site run when it is built."""
 
-import ast
-import inspect
 import os
 from pathlib import Path
 import re
@@ -9,8 +7,6 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-
-import jtrees
 
 README = Path(__file__).parents[1] / "README.md"
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -60,24 +56,6 @@ def test_examples_run(code, line, tmp_path, monkeypatch, capsys):
     assert "nan" not in capsys.readouterr().out
     (tmp_path / "titanic.csv").unlink()
     assert {file.suffix for file in tmp_path.iterdir()} <= {".jtrees", ".h", ".py"}  # models are the only trace
-
-
-@pytest.mark.parametrize("code", [pytest.param(item.values[0], id=item.id) for item in examples()])
-def test_examples_call_what_there_is(code):
-    """Names exist, and take these arguments: a quick test of the slow examples."""
-    calls = 0
-    for node in ast.walk(ast.parse(code)):
-        full = node.func if isinstance(node, ast.Call) else node
-        if not isinstance(full, ast.Attribute) or not re.fullmatch(r"jtrees(\.\w+)+", name := ast.unparse(full)):
-            continue
-        member = jtrees
-        for part in name.split(".")[1:]:
-            member = getattr(member, part)
-        if isinstance(node, ast.Call):
-            named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
-            inspect.signature(member).bind_partial(*node.args, **named)
-            calls += 1
-    assert calls or "from jtrees" in code
 
 
 def test_there_are_examples():

@@ -308,3 +308,8 @@ def test_the_activity_of_many_samples_is_solved_by_subtrees(depth, monkeypatch):
     slopes, values = jax.jit(lambda scores: jax.grad(total, has_aux=True)(scores))(scores)
     np.testing.assert_allclose(values, expected, rtol=1e-6)
     np.testing.assert_allclose(slopes, gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_rewards_below_a_node_without_a_score_are_not_numbers():
+    q = np.asarray(rewards(jnp.zeros((7, 1)).at[1].set(jnp.nan)))[:, 0]
+    assert np.flatnonzero(np.isnan(q)).tolist() == [3, 4, 7, 8, 9, 10]

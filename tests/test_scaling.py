@@ -8,7 +8,6 @@ import pytest
 import jtrees
 from jtrees import ObliqueTree, losses
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import losses_of, mean_loss
 from jtrees.leaves import Linear, Values
 from jtrees.tasks import Classification, Regression
 from tests import oracles
@@ -200,29 +199,6 @@ def test_targets_are_scaled_each_by_itself():
     assert jtrees.Regression(2).loss_unit(scaling.y_unit) == 1  # units differ: losses stay scaled
     assert Regression().loss_unit(Scaling.fit(table(y=3 * Y)).y_unit) == pytest.approx(9 * np.ptp(Y) ** 2)
     assert Classification(3).loss_unit(Scaling.fit(table(y=LABELS)).y_unit) == 1
-
-
-def test_losses_of_a_model_on_each_sample():
-    class Model:
-        def __init__(self, predictions):
-            self.predict = lambda x: predictions
-
-    def row_losses(predictions, rows):
-        return losses_of(Model(predictions), rows, Scaling.fit(rows))
-
-    np.testing.assert_allclose(row_losses(Y + 2, table()), 4.0)
-    of_user = Regression(loss_function=lambda outputs, y: jnp.abs(outputs - y))  # a loss of scaled targets
-    np.testing.assert_allclose(row_losses(Y + 2, table(task=of_user)), 2 / np.ptp(Y), rtol=1e-4)
-    y = np.stack([Y, 10 * Y], 1)
-    np.testing.assert_allclose(row_losses(y + np.array([1, 10]), table(y=y)), 1 / np.ptp(Y) ** 2)
-    rng = np.random.default_rng(0)
-    labels, frequencies = rng.integers(0, 3, N), rng.dirichlet(np.ones(3), N)
-    labels[0], frequencies[0] = 0, [0, 0.5, 0.5]
-    expected = -np.log(np.maximum(frequencies[np.arange(N), labels], np.finfo(np.float32).tiny))
-    rows = table(y=labels, weight=rng.uniform(size=N), task=Classification(3))
-    np.testing.assert_allclose(row_losses(frequencies, rows), expected)
-    weighted = mean_loss(Model(frequencies), rows, Scaling.fit(rows))
-    assert weighted == pytest.approx(np.average(expected, weights=rows.weight))
 
 
 def random_tree(kind, seed=4):

@@ -272,6 +272,26 @@ PAIRS = {  # losses that differ
 }
 
 
+class Scaled:
+    """A function of the user's own with attributes, which looks like a wrapper of a library."""
+
+    def __init__(self, factor):
+        functools.update_wrapper(self, helper)
+        self.factor = factor
+
+
+class Ruled:
+    rule = functools.partial(helper, 1.0)
+
+
+class OtherwiseRuled:
+    rule = functools.partial(helper, 2.0)
+
+
+OtherwiseRuled.__qualname__ = Ruled.__qualname__
+PAIRS |= {"wrapped": (Scaled(1.0), Scaled(5.0)), "partial of a class": (Ruled, OtherwiseRuled)}
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_losses_that_differ_have_other_definitions(name):
     first, second = (definition("task", loss) for loss in PAIRS[name])

@@ -268,8 +268,6 @@ def test_bad_options_of_dtsemnet():
         jtrees.fit(linear, x, x[:, 0] > 0, key=KEY, task="classification")
     with pytest.raises(ValueError, match="x and y must be in units in which linear leaves have slopes"):
         jtrees.fit(linear, 1e-20 * x, 1e20 * x[:, 0], key=KEY)
-    with pytest.raises(ValueError, match="base must end in a tree with constant leaves"):
-        jtrees.fit(jtrees.Polished(linear), x, x[:, 0], key=KEY)
     with pytest.raises(ValueError, match="pooling must be one of 'max', 'sum', got 'mean'"):
         dtsemnet(1, pooling="mean")
 

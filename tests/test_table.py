@@ -59,7 +59,7 @@ def test_rows_of_weight_zero_are_left_out_and_only_ratios_matter():
     [
         ({"task": "ranking"}, "task must be one of 'regression', 'classification', or a task"),
         ({"y": None}, "y must hold the targets to learn, got None"),
-        ({"weight": (Y[3] == Y) * 1.0}, "x and y must hold at least two samples, got 1"),
+        ({"weight": (Y[3] == Y) * 1.0}, "x and y must hold at least 2 samples, got 1"),
         ({"y": Y.round(), "weight": (Y.round() == 1) * 1.0}, "y must take at least two values to learn from, got 1.0"),
         ({"y": np.arange(199) % 2, "task": "classification"}, "x and y must have the same number of rows"),
         ({"x": np.where(X > 2, 1e39, X)}, "x must be within the range of float32, got 1e+39"),

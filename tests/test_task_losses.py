@@ -390,3 +390,30 @@ def test_the_step_of_two_classes_is_the_newton_step_of_their_difference(x64):
     inside = np.abs(step).max(1) < 4  # longer steps are clipped
     assert inside.sum() > N / 2
     np.testing.assert_allclose((step[:, 1] - step[:, 0])[inside], (-gradient / curvature)[inside], rtol=1e-9)
+
+
+def test_models_are_chosen_by_the_loss_of_the_user():
+    """Not by the squared error."""
+    fit = jtrees.fit(recipes.GET, tables.X, tables.Y, key=KEY, task=Regression(loss_function=quartic), validation=ROWS)
+    error = (fit.predict(tables.X[:100]) - tables.Y[:100]) / np.ptp(tables.Y)
+    assert fit.report.search.losses.min() == pytest.approx(np.mean(quartic(error, 0)), rel=1e-3)
+
+
+def brier(logits, y):
+    return jnp.square(jax.nn.softmax(logits) - jax.nn.one_hot(y, 3)).sum(1)
+
+
+@pytest.mark.parametrize("name", sweeps.slow(recipes.RECIPES, ["GET", "DTSemNet", "SoftDecisionTree"]))
+def test_recipes_take_a_function_of_classes_or_refuse_it(name):
+    recipe, task = recipes.RECIPES[name], Classification(3, brier)
+    fit = lambda: jtrees.fit(recipe, tables.X, tables.CLASSES, key=KEY, task=task, validation=CLASS_ROWS)
+    base = getattr(recipe, "base", recipe)
+    takes = type(base).__name__ in ("DGT", "LatentTree", "TEL", "NODE", "GRANDE", "DTSemNet", "FromMethod")
+    if takes and not isinstance(recipe, jtrees.Boosted):
+        np.testing.assert_allclose(fit().predict(tables.X).sum(1), 1, rtol=1e-5)
+        return
+    with pytest.raises(ValueError, match="loss_function must be LogLoss here"):
+        fit()
+
+
+ROWS, CLASS_ROWS = (tables.X[:100], tables.Y[:100]), (tables.X[:100], tables.CLASSES[:100])

@@ -17,6 +17,7 @@ import jtrees
 from jtrees import pytree
 from jtrees.search import Fitted, option
 from jtrees.selection import halving
+from jtrees.selection.grid import with_options
 from jtrees.selection.space import draw
 from jtrees.selection.sweep import splits_of
 from jtrees.tables import checked_dataset
@@ -341,3 +342,10 @@ def test_a_budget_whose_targets_do_not_vary_is_left_out():
     x = ROWS[:2700] / 1000
     result = jtrees.tune(Polynomials(), x, y, key=KEY, grid=grid, halving=2, validation=(x, y))
     assert {trial.rows for trial in result.report.tuning.trials} <= {1350, 2700}
+
+
+def test_options_of_a_base_follow_the_base_in_any_order():
+    recipe = jtrees.Bagged(jtrees.DGT())
+    options = {"base__depth": 5, "base": jtrees.GET(depth=2)}
+    for order in (options, dict(reversed(options.items()))):
+        assert with_options(recipe, order).base == jtrees.GET(depth=5)

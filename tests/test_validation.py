@@ -59,7 +59,7 @@ def test_bad_weights_are_refused(weight, message):
 )
 def test_bad_targets_are_refused(y, message):
     refuses(message, validation.check_targets, y, 3)
-    refuses("x and y must hold at least two samples, got 1", validation.check_targets, [1.0], 1)
+    refuses("x and y must hold at least 2 samples, got 1", validation.check_targets, [1.0], 1)
 
 
 @pytest.mark.parametrize(
@@ -202,16 +202,7 @@ def test_bad_options_are_refused(check, args, message):
     refuses(message, getattr(validation, f"check_{check}"), *args)
 
 
-def test_good_options_pass():
-    for value in (0.1, 3, np.float32(2), jnp.asarray(0.5, jnp.bfloat16), [0.1, 2]):
-        validation.check_number("rate", value, above=0)
-    validation.check_number("l1", 0, least=0)
-    validation.check_number("momentum", 0.0, least=0, below=1)
-    validation.check_choice("mode", "a", ("a", "b"))
-    for three in (3, np.int64(3), jnp.asarray(3)):
-        for checked in (validation.check_depth(three), validation.check_count("trees", three)):
-            assert checked == 3 and type(checked) is int
-    assert validation.check_count("epochs", 0, least=0) == 0
+def test_good_keys_and_traced_options_pass():
     for key in (jax.random.key(0), jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
         validation.check_key(key)
     with jax.default_prng_impl("rbg"):

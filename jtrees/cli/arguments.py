@@ -96,7 +96,8 @@ def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
         name, _, sign = option.rpartition("=")
         if not name or sign not in ("1", "+1", "-1"):
             raise DataError(f"--monotone must be COLUMN=1 or COLUMN=-1, got {validation.quoted(option)}")
-        signs[name] = int(sign)
+        if signs.setdefault(name, int(sign)) != int(sign):
+            raise DataError(f"--monotone must have one sign for each column, got two for {validation.quoted(name)}")
     return signs or None
 
 

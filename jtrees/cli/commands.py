@@ -63,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
 def _fit(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
         table, task = _labelled(options)
+        if options.max_seconds is not None:
+            validation.check_seconds(options.max_seconds)
         recipe, y = recipe_of(options, task), targets_of(table.y)
         started, first = time.perf_counter(), None
         if len(y) >= _FEWEST:
@@ -194,11 +196,16 @@ def _explain(options: argparse.Namespace) -> int:
         k = int(np.asarray(model.model_.predict(row))[0].argmax()) if levels is None else len(levels) // 2
         values, base = values[:, k], base[k]
         output = f" of output {k}" if levels is None else f" of the quantile {levels[k]:g}"
-        output = f" of the probability of {model.classes_[k]}" if has_classes else output
+        output = f" of the probability of {_class_names(model)[k]}" if has_classes else output
     print(f"\nShapley values{output}\n{base:+.4g} mean")
     for i in np.argsort(-np.abs(values), kind="stable"):
         print(f"{values[i]:+.4g} {shapley.feature_names[i]}")
     return 0
+
+
+def _class_names(model: Any) -> list[str]:
+    """Returns the labels of the outputs of a classifier's model, which lacks labels without rows of positive weight."""
+    return list(map(str, model.classes_[model._present]))
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -206,7 +213,7 @@ def _export(options: argparse.Namespace) -> int:
         raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
     has_names = write is export.to_sql and is_classifier(model)
-    how: Any = {"class_names": list(map(str, model.classes_))} if has_names else {}
+    how: Any = {"class_names": _class_names(model)} if has_names else {}
     exported, names = model.model_, None
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
         exported, names = exported.model, exported.encoder.feature_names
@@ -214,7 +221,7 @@ def _export(options: argparse.Namespace) -> int:
     if names is not None:
         print(f"its features are {', '.join(names)}")
     if is_classifier(model):
-        print(f"its outputs are probabilities of {', '.join(map(str, model.classes_))}")
+        print(f"its outputs are probabilities of {', '.join(_class_names(model))}")
     print(f"written to {options.file}")
     return 0
 

@@ -74,7 +74,8 @@ def rules_of(options: Any) -> Rules:
         if not equals or kind not in KINDS:
             among = ", ".join(KINDS)
             raise DataError(f"--columns must be COLUMN=KIND with a kind among {among}, got {checks.quoted(argument)}")
-        kinds[name] = kind
+        if kinds.setdefault(name, kind) != kind:
+            raise DataError(f"--columns must have one kind for each column, got two for {checks.quoted(name)}")
     return Rules(separator, decimal, options.encoding, missing, kinds)
 
 

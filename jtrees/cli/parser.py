@@ -10,6 +10,7 @@ from jtrees import __version__
 
 LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
 SUFFIXES = (".h", ".py", ".onnx", ".stablehlo", ".sql", ".js", ".mjs")
+_SEVERAL: Any = {"nargs": "+", "action": "extend", "default": []}  # values that a repeated option adds to
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -64,10 +65,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group().add_argument
     kind("--tree", action="store_true", help="one tree to read, instead of a more accurate sum of trees")
     kind("--recipe", help="another recipe, such as GET or Bagged(LatentTree) (default: Boosted, a sum of trees)")
-    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the recipe: depth=3 or base.depth=3")
+    add("--set", **_SEVERAL, metavar="OPTION=VALUE", help="options of the recipe: depth=3 or base.depth=3")
     add("--loss", metavar="NAME", help=f"loss of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
     add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")
-    add("--monotone", nargs="+", default=[], metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
+    add("--monotone", **_SEVERAL, metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
     add("--seed", type=int, default=0)
     add("--max-seconds", type=float, help="ends the fit with the best model so far")
 
@@ -87,8 +88,8 @@ def add_rules(parser: Any, *, training: bool) -> None:
     default = "NA, nan, null, ? and others" if training else "those of the training"
     missing_help = f"further texts that mean a missing value, besides {default}"
     alone = "; without TEXT, those others are levels in columns of text" * training
-    add("--missing", nargs="*" if training else "+", metavar="TEXT", help=missing_help + alone)
+    add("--missing", nargs="*" if training else "+", action="extend", metavar="TEXT", help=missing_help + alone)
     if training:
         kinds = "number, decimal point, decimal comma, boolean, date, a format such as %%d/%%m/%%Y, text or drop"
         kinds_help = f"what columns hold, if it is not what their cells look like, such as id=drop: {kinds}"
-        add("--columns", nargs="+", default=[], metavar="COLUMN=KIND", help=kinds_help)
+        add("--columns", **_SEVERAL, metavar="COLUMN=KIND", help=kinds_help)

@@ -15,7 +15,7 @@ class NamedColumn(NamedTuple):
     Attributes:
       name: its name.
       features: the number of features that the column becomes.
-      kind: the kind of its values. The first feature of numbers and booleans rises with the values.
+      kind: the kind of its values, or ``"constant"``. The first feature of numbers and booleans rises with the values.
     """
 
     name: str
@@ -44,7 +44,7 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
         named_signs = [(find(column), sign) for column, sign in monotone.items()]
     signs, signed = [0] * features, set()
     first = dict(zip(names, np.searchsorted(column_of_features(columns, features), range(len(names))), strict=True))
-    other_kinds = {column.name: column.kind for column in columns or () if column.kind not in ("number", "boolean")}
+    kinds = {column.name: column.kind for column in columns or ()}
     for name, sign in named_signs:
         if name in signed:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
@@ -53,10 +53,10 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
             raise ValueError(
                 f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
             )
-        if sign and name in other_kinds:
-            got = f"got {checks.quoted(name)}, of the kind {other_kinds[name]}"
-            raise ValueError(f"monotone must name columns of numbers, {got}")
-        if sign:  # of the first feature; the second feature of a column of numbers marks missing values
+        kind = kinds.get(name, "number")
+        if sign and kind not in ("number", "boolean", "constant"):
+            raise ValueError(f"monotone must name columns of numbers, got {checks.quoted(name)}, of the kind {kind}")
+        if sign and kind != "constant":  # the second feature of a column of numbers marks missing values
             signs[first[name]] = int(sign)
     return tuple(signs) if any(signs) else None
 

@@ -248,15 +248,12 @@ def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
 def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling) -> np.ndarray:
     """Returns the loss of each prediction in the user's units, ``(n,)``. Reports, verdicts and sweeps use no other.
 
-    A user-defined loss is computed on scaled targets. Logits of classes are the logarithms of their probabilities.
+    A user-defined loss is computed on scaled targets.
     """
     if task.in_units:
         return task.prediction_loss(predictions, y, scaling.y_unit)
-    if isinstance(task, tasks.Classification):
-        outputs = np.log(np.maximum(predictions, np.finfo(np.float32).tiny)).astype(np.float32)
-    else:
-        outputs = scaling.transform_y(predictions)
-    return np.asarray(task.loss(jnp.asarray(outputs), jnp.asarray(scaling.transform_y(y))), np.float64)
+    predictions, y = (jnp.asarray(scaling.transform_y(a)) for a in (predictions, y))
+    return np.asarray(task.prediction_loss(predictions, y), np.float64)
 
 
 def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
@@ -330,7 +327,7 @@ class Data(NamedTuple):
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
         fit = (lambda *rows: empty.refit_shrunk(*rows, strength=strength)[0]) if shrink else empty.refit
-        if task.in_units:
+        if task.in_units or self.scaling.y_low is None:
             return self.ordered(splits.with_absolute(fit(leaf, x, y, weight)), leaf), np.nan
         scaled = (y - self.scaling.y_low) / self.scaling.y_unit
         restored = splits.replace(leaves=self.scaling.restore_leaves(fit(leaf, x, scaled, weight)))

@@ -83,7 +83,8 @@ def nearest_change(
     sample = described.row(row)
     background = np.ma.array(features_of_rows(model, x), mask=described.gaps(x))
     free = described.free() & ~described.gaps(as_rows(row))[0]
-    deviation = np.where(free, background.std(0).filled(0), 0.0)
+    varies = (background.max(0) > background.min(0)).filled(False)  # the deviation of equal values may be rounding
+    deviation = np.where(free & varies, background.std(0).filled(0), 0.0)
     low, high = np.full(len(free), -np.inf), np.full(len(free), np.inf)
     if not extrapolate:  # the ranges in the background and in the sample
         low = np.minimum(background.min(0).filled(sample[0]), sample[0])

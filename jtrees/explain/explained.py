@@ -42,7 +42,7 @@ class ExplainedColumns:
 
     def row(self, row: Any) -> np.ndarray:
         """Returns one row as features, ``(1, p)``."""
-        x = features_of_rows(self.model, as_rows(row))
+        x = features_of_rows(self.model, as_rows(row), "row")
         if len(x) != 1:
             raise ValueError(f"row must be one row, got {len(x)}")
         return x

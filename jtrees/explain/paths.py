@@ -33,7 +33,8 @@ class Split:
     def __str__(self) -> str:
         side = "right" if self.margin > 0 else "left"
         margin, reference = (number_text(score, _DIGITS) for score in (self.margin, self.reference))
-        return f"node {self.node}: {margin} = {reference} {_parts_text(self.parts)}, {side}"
+        terms = " ".join(filter(None, (reference, _parts_text(self.parts))))
+        return f"node {self.node}: {margin} = {terms}, {side}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Path:
         """Returns a line for each split and a line for the leaf. The largest parts come first."""
         answer = np.array2string(self.prediction, precision=4, separator=", ")
         last = f"leaf {self.leaf}: {answer}"
-        if self.parts is not None and self.prediction.ndim == 0:
-            last += f" with {_parts_text(self.parts)}"
+        if self.parts is not None and self.prediction.ndim == 0 and (parts := _parts_text(self.parts)):
+            last += f" with {parts}"
         return "\n".join([*map(str, self.splits), last])
 
 

@@ -78,7 +78,7 @@ def shapley_values(
     processes.require_xla("jtrees.explain.shapley_values")
     columns = ExplainedColumns.from_model(model, feature_names)
     inner = model.model if isinstance(model, FrameModel) else model
-    samples, behind = features_of_rows(model, x), features_of_rows(model, background)
+    samples, behind = features_of_rows(model, x), features_of_rows(model, background, "background")
     validation.check_count("permutations", permutations)
     players = len(columns.names)
     exact = players <= _EXACT

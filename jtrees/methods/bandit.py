@@ -248,7 +248,10 @@ class _Learner:
 
 @jax.jit
 def _answer(params: Any, x: Array) -> Array:
-    """Returns the prediction for one context, ``()`` or ``(K,)``, with DGT's gradient."""
+    """Returns the prediction for one context, ``()`` or ``(K,)``, with DGT's gradient.
+
+    The window of the straight-through rule is the mean size of the scores of the context. The paper's window is 1.
+    """
     if not isinstance(params, ObliqueTree):
         return jnp.matmul(params[0], x, precision="highest") + params[1]
     return ops.path_sum(params.weights, params.bias, params.leaves.values, x[None], routing.mean_size)[0]

@@ -230,6 +230,7 @@ class DGT(MiniBatchRecipe):
         tree = signed_tree(params, run.monotone)
         if self.refit:
             tree = tree.replace(leaves=tree.refit(*run.batch).leaves.trainable())
+        tree = run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x))
         outputs = lambda tree, x: tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
         return output_loss(run.task, outputs, tree, run.evaluation)
 

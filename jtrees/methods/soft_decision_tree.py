@@ -14,7 +14,7 @@ import optax
 
 from jtrees import io, leaves, ops, pytree, routing, topology
 from jtrees.search import Fitted, MiniBatchRecipe, Problem, Run, checked_values, fold_rows, gather, option, trained
-from jtrees.tasks import Regression, Task
+from jtrees.tasks import Regression, Task, check_log_loss
 from jtrees.training import Batch, Method
 from jtrees.tree import ObliqueTree
 
@@ -109,6 +109,10 @@ class SoftDecisionTree(MiniBatchRecipe):
     starts: int = option(4)
 
     refit = True
+
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        check_log_loss(task)
+        super().check(task, shape)
 
     def method(self, run: Run) -> Method:
         return soft_decision_tree(self.depth, task=run.task, balance=self.balance)

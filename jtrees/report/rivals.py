@@ -75,7 +75,8 @@ class LinearModel:
         x, loss = np.asarray(self.transform(x), np.float64), self.task.loss_function
         weights: Any = ones_or(weight, x)
         self._mean, deviation = np.average(x, axis=0, weights=weights), x.std(0)
-        self._deviation = np.where(deviation > 0, deviation, 1)
+        rounding = 16 * np.finfo(np.float64).eps * np.abs(self._mean)  # of a constant column
+        self._deviation = np.where(deviation > rounding, deviation, 1)
         x, targets = self._with_ones(x), self.task.indicators(y).astype(np.float64)
         mean, free = np.average(targets, axis=0, weights=weights), targets.shape[1]
         if isinstance(loss, losses.LogLoss):

@@ -140,7 +140,9 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
     if jnp.ndim(gamma):
         raise ValueError(f"gamma must be one number, got shape {jnp.shape(gamma)}")
     validation.check_finite("x", x)
-    cast = lambda a: None if a is None else a.astype(jnp.result_type(*arrays.values()))
+    dtype = jnp.result_type(*arrays.values())
+    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
+    cast = lambda a: None if a is None else a.astype(dtype)
     return Operands(*map(cast, (x, weights, bias, leaf_values, jnp.asarray(gamma))))
 
 

@@ -63,7 +63,7 @@ def _path_sum_fwd(scores, values, window):
 def _path_sum_bwd(saved, gradient):
     scores, values, window, leaf = saved
     n = scores.shape[1]
-    gain = jnp.matmul(values.reshape(len(values), -1), gradient.reshape(n, -1).T, precision="highest")
+    gain = jnp.matmul(values.reshape(len(values), -1), gradient.reshape(n, values[0].size).T, precision="highest")
     right = jnp.where(scores > 0, jax.nn.sigmoid(2.0), jax.nn.sigmoid(-2.0)).astype(scores.dtype)
     reach = leaf_weights(right, jnp.ones_like(right[0]))
     mass, slopes = reach * (gain - (reach * gain).sum(0, keepdims=True)), []

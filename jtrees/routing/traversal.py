@@ -37,7 +37,7 @@ def rewards(scores: Float[Array, "nodes *n"], root: Array | None = None) -> Floa
     q = [jnp.ones_like(scores[:1]) if root is None else root[None]]
     for score in topology.levels(scores):
         # jnp.minimum would split the gradient between equal arguments. NaN is propagated.
-        minimum = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
+        minimum = lambda agreement: jnp.where((agreement >= q[-1]) | jnp.isnan(q[-1]), q[-1], agreement)
         q.append(topology.interleave(minimum(-score), minimum(score)))
     return jnp.concatenate(q)
 

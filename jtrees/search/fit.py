@@ -123,15 +123,18 @@ def fit(
     evaluated = None if out is None else out.evaluated_by(table)
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
-    with compilation.default_settings(), distributed.together("jtrees.fit"), monitor.interruptible():
-        [fitted] = fits_of([recipe], [key], [Fold(table, chosen_by)], monitor)
-    if isinstance(fitted.result, FloatingPointError):
-        raise fitted.result
+    comparison = None
+    with monitor.interruptible():
+        with compilation.default_settings(), distributed.together("jtrees.fit"):
+            [fitted] = fits_of([recipe], [key], [Fold(table, chosen_by)], monitor)
+        if isinstance(fitted.result, FloatingPointError):
+            raise fitted.result
+        if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
+            comparison = comparison_of(fitted, evaluated, monitor)
     result, report = fitted.result, fitted.result.report
     if dataset.schema is not None:
         dataset.schema.warn()
-    if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
-        comparison = comparison_of(fitted, evaluated, monitor)
+    if comparison is not None:
         cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(report.ended)
         advice = _advice(result.tree, fitted.task) if cause is None else f"{cause} ended the training early"
         comparison.warn_if_behind(name := type(recipe).__name__, advice)
@@ -227,46 +230,60 @@ def fits_of(
 ) -> Iterator[RunFit]:
     """Yields the fits of recipes that share one program, for each recipe, key and split, in this order."""
     # The iteration ends early if the monitor stops it. `batch` is the number of concurrent runs. `cells` are the
-    # numbers of the recipe, the key and the split of each run; None: all combinations.
+    # numbers of the recipe, the key and the split of each run; None: all combinations. At the end, `monitor` has its
+    # deadline again.
     began = time.monotonic()
     compilation.bound_memory()
-    unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
-    rows = bucket(max(len(split.table.x) for split in splits))
+    unchecked, recipes = recipes, checked_recipes(recipes, splits)
+    rows = _padded_rows(splits)
     impl = str(jax.random.key_impl(keys[0]))
     engine = Engine(monitor, impl, max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch)
-    before = time.monotonic()
-    folds = [_problem(recipes[0], split, rows, engine) for split in splits]
-    monitor.reserve(_END * (time.monotonic() - before) / len(folds))  # the time to evaluate results on all rows
-    if cells is None:
-        cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
-    size = _concurrent_runs(len(cells), batch)
-    for low in range(0, len(cells), size):
-        if low and not monitor.has_time():
-            return
-        chunk, chunk_began = cells[low : low + size], time.monotonic()
-        problems = [
-            folds[k].replace(recipe=recipes[i], key=np.asarray(jax.random.key_data(keys[j]))) for i, j, k in chunk
-        ]
-        results = engine.run(*(problem.recipe.search(problem) for problem in problems))
-        share = (time.monotonic() - chunk_began) / len(chunk)
-        for (i, _, _), problem, result in zip(chunk, problems, results, strict=True):
-            data: Any = problem.data
-            if isinstance(result, FloatingPointError):
-                yield RunFit(result, data, problem.task, seconds=share)
-                continue
-            seconds = time.monotonic() - began
-            fit_result = _fit_result(result, unchecked[i], data.table, monitor, seconds)
-            yield RunFit(fit_result, data, problem.task, result.left_out, share, result.expected_loss)
+    with monitor.fitting():
+        before = time.monotonic()
+        folds = [_problem(recipes[0], split, rows, engine) for split in splits]
+        monitor.reserve(_END * (time.monotonic() - before) / len(folds))  # the time to evaluate results on all rows
+        if cells is None:
+            cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
+        size = _concurrent_runs(len(cells), batch)
+        for low in range(0, len(cells), size):
+            if low and not monitor.has_time():
+                return
+            chunk, chunk_began = cells[low : low + size], time.monotonic()
+            problems = [
+                folds[k].replace(recipe=recipes[i], key=np.asarray(jax.random.key_data(keys[j]))) for i, j, k in chunk
+            ]
+            results = engine.run(*(problem.recipe.search(problem) for problem in problems))
+            share = (time.monotonic() - chunk_began) / len(chunk)
+            for (i, _, _), problem, result in zip(chunk, problems, results, strict=True):
+                data: Any = problem.data
+                if isinstance(result, FloatingPointError):
+                    yield RunFit(result, data, problem.task, seconds=share)
+                    continue
+                seconds = time.monotonic() - began
+                fit_result = _fit_result(result, unchecked[i], data.table, monitor, seconds)
+                yield RunFit(fit_result, data, problem.task, result.left_out, share, result.expected_loss)
+
+
+def checked_recipes(recipes: Sequence[Any], splits: Sequence[Fold]) -> list[Any]:
+    """Returns recipes with checked options; raises ``ValueError`` if a recipe does not suit the table of a split."""
+    checked, rows = [options.checked(recipe) for recipe in recipes], _padded_rows(splits)
+    for recipe, split in itertools.product(checked, splits):
+        recipe.check(split.table.task, (rows, split.table.x.shape[1]))
+        check_monotone(recipe, split.table)
+    return checked
+
+
+def _padded_rows(splits: Sequence[Fold]) -> int:
+    """Returns the number of rows to which the training rows of all splits are padded."""
+    return bucket(max(len(split.table.x) for split in splits))
 
 
 def _problem(recipe: Recipe, split: Fold, rows: int, engine: Engine) -> Problem:
     """Returns the problem of a split, padded to a number of rows, without a recipe and a key."""
     table, validation = split.table, split.validation
-    recipe.check(table.task, (rows, table.x.shape[1]))
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
     if isinstance(table.task, Regression) and not table.task.in_units and not as_given:
         check_without_link(table.task.loss, table.task.shape)
-    check_monotone(recipe, table)
     scaling = recipe.scaling(table).oriented(table.monotone)
     scaled = scaling.batch(table, rows)
     return Problem(
@@ -291,7 +308,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
     rows = np.zeros(0, int) if left_out is None else left_out.rows
     weight = None if table.weight is None else table.weight[rows]
     report = FitReport(
-        ended=monitor.ended,
+        ended=monitor.ending,
         ended_at=monitor.ended_at,
         seconds=seconds,
         updates=is_update.sum(-1),

@@ -92,6 +92,8 @@ class FromMethod(MiniBatchRecipe):
         try:
             method = self.make(**self.static, **self.options, task=task)
         except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from within the function
+                raise
             known = validation.quoted_list(name for name in inspect.signature(self.make).parameters if name != "task")
             raise ValueError(f"static and options must be arguments of make, which are {known}: {error}") from error
         if not isinstance(method, training.Method):

@@ -45,7 +45,7 @@ class Monitor:
         self.ended, self.ended_at = "finished", ""
         self.rehearses = rehearses or (parent is not None and parent.rehearses)
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
-        self._is_shown = self._was_asked = False
+        self._is_shown = self._was_asked = self._was_cut = False
         self._is_shared = distributed.is_shared()
         self._root = parent._root if parent is not None else self
 
@@ -105,7 +105,19 @@ class Monitor:
 
     def may_be_late(self, seconds: float = 0.0) -> bool:
         """Returns whether the end of a fit, which prepares its results, may take ``seconds`` more seconds."""
-        return self._latest is None or distributed.minimum(self._latest - time.monotonic() - seconds) > 0
+        in_time = self._latest is None or distributed.minimum(self._latest - time.monotonic() - seconds) > 0
+        if not in_time:
+            self.cut()
+        return in_time
+
+    def cut(self) -> None:
+        """Records that the deadline has cut a part of the search, such as a start, a tree or rows."""
+        self._root._was_cut = True
+
+    @property
+    def ending(self) -> str:
+        """The reason for the end for a report: ``"max_seconds"``, too, if the deadline has only cut a part."""
+        return "max_seconds" if self.ended == "finished" and self._root._was_cut else self.ended
 
     def of_end(self) -> "Monitor":
         """Returns the monitor of the end of a fit, whose deadline is the latest time of :meth:`may_be_late`."""
@@ -115,6 +127,15 @@ class Monitor:
         """Reserves ``seconds`` for the end of a fit: brings the deadline forward by at most half of the time left."""
         if self.deadline is not None:
             self.deadline -= max(0.0, min(seconds, self.left() / 2))
+
+    @contextlib.contextmanager
+    def fitting(self) -> Any:
+        """Context of fits, in which nothing is cut at the beginning. Its end undoes :meth:`reserve`."""
+        deadline, self._root._was_cut = self.deadline, False
+        try:
+            yield
+        finally:
+            self.deadline = deadline
 
     def within(self, share: float) -> "Monitor":
         """Returns the monitor of work that may take the fraction ``share`` of the time left."""
@@ -135,6 +156,7 @@ class Monitor:
         in_time = distributed.minimum(sample_size * self.left() / (time.monotonic() - began))
         if in_time >= n:
             return fn(rows)
+        self.cut()
         return fn(_sampled_rows(rows, order[: int(in_time)])) if in_time >= 2 * sample_size else sample_result
 
 

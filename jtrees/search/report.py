@@ -168,7 +168,8 @@ class FitReport(Report):
         None.
       baselines: the losses ``model``, ``linear`` and ``constant`` (see :func:`jtrees.report.compared`). None
         for a user-defined loss, and for fits of a sweep.
-      ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
+      ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. ``"max_seconds"`` also says that the deadline only
+        left out a part, such as a start, a tree or rows.
       ended_at: the last search and its number of updates, in words.
       seconds: duration of the fit. In a sweep it includes the runs beside the fit.
       updates: number of updates of each run in the history, before the run ended, was dropped or became non-finite.

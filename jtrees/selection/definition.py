@@ -80,7 +80,8 @@ def _text(value: Any, around: tuple[Any, ...]) -> str:
         return f"method({text([value.__name__, value.__self__])})"
     if isinstance(value, types.FunctionType):
         return _function_text(value, text)
-    if callable(value) and hasattr(value, "__wrapped__"):  # such as a function under jit, or with its own derivative
+    if hasattr(value, "__wrapped__") and _package(type(value).__module__) in _LIBRARIES:
+        # A function under jit, or with its own derivative.
         rules = [getattr(value, rule, None) for rule in ("jvp", "fwd", "bwd")]
         return text([value.__wrapped__, *(rule for rule in rules if isinstance(rule, types.FunctionType))])
     if isinstance(value, types.CodeType):
@@ -164,8 +165,10 @@ def _class_text(cls: type, text: Any) -> str:
     generated = _GENERATED if dataclasses.is_dataclass(cls) else frozenset()
     parts: dict[str, Any] = {}
     for member, value in members.items():
-        # Static and class methods have __func__, and cached properties func.
-        value = getattr(value, "__func__", getattr(value, "func", value))
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        if isinstance(value, functools.cached_property):
+            value = value.func
         if isinstance(value, property):
             value = [value.fget, value.fset]
         is_hidden = member.startswith("__") and not isinstance(value, types.FunctionType)

@@ -34,7 +34,7 @@ def with_options(recipe: Any, options: dict[str, Any]) -> Any:
 
     Raises ``ValueError`` if a name is unknown. The message lists the options.
     """
-    for name, value in options.items():
+    for name, value in sorted(options.items(), key=lambda option: option[0].count("__")):  # a base before its options
         first, _, rest = name.partition("__")
         if first not in (available := options_of(recipe)):
             raise ValueError(_unknown(recipe, available, first))

@@ -127,7 +127,8 @@ class TableEncoder:
         """Name, number of features and kind of each column of the table."""
         sizes = {name: len(encoding.feature_names) for name, encoding in self.encodings.items()}
         columns = self.schema.columns.items()
-        return tuple(NamedColumn(name, sizes.get(name, 0), column.kind) for name, column in columns)
+        kind = lambda column: "constant" if column.note == "constant" else column.kind
+        return tuple(NamedColumn(name, sizes.get(name, 0), kind(column)) for name, column in columns)
 
     def with_class_names(self, class_names: Sequence[str]) -> "TableEncoder":
         """Returns the same encoder with the user's names of classes in feature names: ``[mean sold by city]``.

@@ -205,6 +205,7 @@ def read_frame(
     schemas: Mapping[str, ColumnSchema] | None = None,
     missing: Collection[str] = (),
     requested: Any = None,
+    rows: int = 1,
 ) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
@@ -215,15 +216,16 @@ def read_frame(
         their types. None: all columns, without conversion.
       missing: texts that mean a missing value, besides ``MISSING``, among values of another type. Other texts remain.
       requested: kinds of training columns by name or number. The values of ``"drop"`` are not read.
+      rows: least number of rows of a DataFrame, 0 or 1.
 
     Raises:
       ImportError: if x is a DataFrame and narwhals is not installed.
-      ValueError: if a training table has no rows, and for infinite numbers in an array.
+      ValueError: if a DataFrame has too few rows, and for infinite numbers in an array.
     """
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        return _read_columns(_series(x, schemas is None), _read_series, schemas, missing, requested)
+        return _read_columns(_series(x, rows), _read_series, schemas, missing, requested)
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
@@ -287,8 +289,8 @@ def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
     return kinds
 
 
-def _series(x: Any, training: bool) -> dict[str, Any]:
-    """Returns the columns of a DataFrame by name."""
+def _series(x: Any, rows: int) -> dict[str, Any]:
+    """Returns the columns of a DataFrame by name. A DataFrame without columns, or with fewer rows, is an error."""
     try:
         import narwhals as nw
     except ImportError as error:
@@ -300,7 +302,7 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
         frame = nw.from_native(x, eager_only=True)
     except TypeError:
         raise ValueError(f"x must be an array or a DataFrame in memory, got {type(x).__name__}") from None
-    if not frame.shape[1] or (training and not frame.shape[0]):
+    if not frame.shape[1] or frame.shape[0] < rows:
         raise ValueError(f"x must have at least one row and one column, got shape {frame.shape}")
     return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
 

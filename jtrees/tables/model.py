@@ -86,12 +86,13 @@ def tree_of(model: Any) -> ObliqueTree:
     return tree
 
 
-def features_of_rows(model: Any, x: Any) -> np.ndarray:
-    """Returns the rows that a model takes as features, ``(n, p)`` in float64."""
+def features_of_rows(model: Any, x: Any, name: str = "x") -> np.ndarray:
+    """Returns the rows that a model takes as features, ``(n, p)`` in float64; errors have the ``name`` of the rows."""
     if isinstance(model, FrameModel):
         return model.encoder.transform(x)
-    rows = prediction.filled(np.asarray(checks.check_x(x, features=model.features, finite=False)), model.medians)
-    checks.check_finite("x", rows)
+    x = np.asarray(checks.check_x(x, features=model.features, finite=False, name=name))
+    rows = prediction.filled(x, model.medians)
+    checks.check_finite(name, rows)
     return np.asarray(rows, np.float64)
 
 

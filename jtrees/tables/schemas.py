@@ -119,11 +119,11 @@ def _noted(columns: Mapping[str, ColumnSchema], remedy: Callable[[Mapping[str, s
 
 
 def rows_of(x: Any, *, rows: int = 1, **how: Any) -> Frame:
-    """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
+    """Returns the raw table of a DataFrame or an array of numbers; it has at least ``rows`` rows.
 
     :func:`jtrees.tables.frame.read_frame` describes the other arguments.
     """
-    frame = read_frame(x, **how)
+    frame = read_frame(x, rows=rows, **how)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)

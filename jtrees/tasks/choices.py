@@ -24,8 +24,9 @@ class Classification(TaskOfChoices):
     Args:
       classes: number of classes K. y holds classes 0..K-1, or soft labels ``(n, K)``, which are the class probabilities
         of each row. Outputs are logits ``(n, K)``, and predictions are probabilities.
-      loss_function: :class:`jtrees.losses.LogLoss`. DGT, LatentTree and TEL also accept a function
-        ``(outputs, y) -> (n,)`` of logits and classes 0..K-1. The loss of a soft label is the expected loss of a class.
+      loss_function: :class:`jtrees.losses.LogLoss`. DGT, LatentTree, TEL, NODE, GRANDE and DTSemNet also
+        accept a function ``(outputs, y) -> (n,)`` of logits and classes 0..K-1. The loss of a soft label is the
+        expected loss of a class.
       class_weight: factor of the sample weights for each class, K numbers above 0. None: equal factors.
 
     Raises:
@@ -102,7 +103,8 @@ class Classification(TaskOfChoices):
         return (y.T.astype(losses.dtype) * losses).sum(0)
 
     def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
-        """Returns the log loss of probabilities for each sample. The precision of NumPy arrays is kept."""
+        if not self.in_units:
+            return self.loss(jnp.log(jnp.maximum(jnp.asarray(predictions), np.finfo(np.float32).tiny)), y)
         smooths = self.leaf_loss.smoothing > 0
         return log_loss(predictions, self.leaf_loss.labels(y, predictions) if smooths else y)
 
@@ -196,5 +198,6 @@ def check_log_loss(task: Task) -> None:
     """Raises ``ValueError`` for classification with a user-defined loss, which class frequencies do not minimise."""
     if isinstance(task, Classification) and not task.in_units:
         raise ValueError(
-            f"loss_function must be LogLoss here, got {checks.quoted(task)}: DGT, LatentTree and TEL take functions"
+            f"loss_function must be LogLoss here, got {checks.quoted(task)}: DGT, LatentTree, TEL, NODE, GRANDE and "
+            "DTSemNet take functions"
         )

@@ -75,8 +75,9 @@ class Regression(Task):
         return bool(np.ptp(y, axis=0).all())
 
     def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
-        """Returns the loss of each sample, as reported: its squared error if the loss is user-defined."""
-        loss = self.loss_function if self.in_units else SquaredError()
+        if not self.in_units:
+            return self.loss(predictions, y)
+        loss = self.loss_function
         values = loss.of_predictions(predictions, loss.with_output_axis(y)).reshape(len(y), -1)
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.unit_exponent())).mean(1)
 

@@ -50,8 +50,9 @@ class Task:
         return True
 
     def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
-        """Returns the loss of each sample, as reported. The precision of NumPy arrays is kept.
+        """Returns the loss of each sample, by which models are compared. The precision of NumPy arrays is kept.
 
+        A user-defined loss takes scaled predictions and targets; its logits are the logarithms of probabilities.
         If there are several targets, targets and predictions are divided by ``unit``, ``(k,)``, and the losses are
         averaged over the targets.
         """

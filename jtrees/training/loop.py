@@ -16,7 +16,7 @@ import optax
 
 from jtrees import validation
 from jtrees.training.state import NOT_TAKEN, Batch, Best, History, Method, Params, TrainState, normalised
-from jtrees.training.step import keys_of, one_step, score_of
+from jtrees.training.step import has_nan, keys_of, one_step, score_of
 
 MOST = 1024  # updates of a run in one compiled call, and the length of the losses that it returns
 
@@ -128,7 +128,7 @@ def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Par
     that. Their score is infinite if no evaluation was finite.
     """
     last_score = score_of(method, state, normalised(_checked(data)), score)
-    finite = state.finite & jnp.isfinite(last_score)
+    finite = state.finite & jnp.isfinite(last_score) & ~has_nan(state.params)
     last = Best(state.params, jnp.where(finite, last_score, jnp.inf).astype(state.best.score.dtype), state.step)
     keep = jnp.isfinite(state.best.score) & ~(last.score < state.best.score)
     return jax.tree.map(lambda old, new: jnp.where(keep, old, new), state.best, last)

@@ -150,13 +150,15 @@ def _score_if(due: Array, score: Callable[[], Array], state: TrainState) -> Arra
     """
     infinity = jnp.full((), jnp.inf, state.best.score.dtype)
 
-    def valid_score() -> Array:
-        # A sum is NaN if a number is, or if infinite numbers have both signs. The bounds of linear leaves are infinite
-        # from the beginning, with one sign in each array. Unlike a test of each number, a sum needs no memory.
-        is_nan = jnp.stack([jnp.isnan(leaf.sum()) for leaf in jax.tree.leaves(state.params)]).any()
-        return jnp.where(is_nan, infinity, score().astype(infinity.dtype))
-
+    valid_score = lambda: jnp.where(has_nan(state.params), infinity, score().astype(infinity.dtype))
     return jax.lax.cond(due, valid_score, lambda: infinity)
+
+
+def has_nan(params: Params) -> Array:
+    """Returns whether parameters have become NaN."""
+    # A sum is NaN if a number is, or if infinite numbers have both signs. The bounds of linear leaves are infinite from
+    # the beginning, with one sign in each array. Unlike a test of each number, a sum needs no memory.
+    return jnp.stack([jnp.isnan(leaf.sum()) for leaf in jax.tree.leaves(params)]).any()
 
 
 def _evaluated_if(due: Array, state: TrainState, score: Array) -> TrainState:

@@ -33,18 +33,26 @@ def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
         seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
         most_starts = int(problem.computed_once(_times_left, seconds, monitor=monitor) / 2)
         starts = min(recipe.starts, max(_FEWEST_STARTS, most_starts))
-        return recipe if starts == recipe.starts else recipe.replace(starts=starts)
+        return _with_starts(recipe, starts, monitor)
     width = min(p, narrow.WIDEST)
     seconds = (rows * (width + 1) ** 2 + 2 * nodes * width**3) / _PRODUCTS_OF_FIT
     narrowing = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
     fits = problem.computed_once(_times_left, seconds, monitor=monitor) - narrowing / seconds
     starts = min(recipe.starts, int((fits - _REFITS) / 2))
     if starts < 1:
+        monitor.cut()
         distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
         return limited_by_deadline(recipe.replace(leaves="constant"), problem)
     if problem.data is not None and not problem.is_optional:
         problem.computed_once(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
-    return recipe if starts == recipe.starts else recipe.replace(starts=starts)
+    return _with_starts(recipe, starts, monitor)
+
+
+def _with_starts(recipe: Any, starts: int, monitor: Any) -> Any:
+    if starts == recipe.starts:
+        return recipe
+    monitor.cut()
+    return recipe.replace(starts=starts)
 
 
 async def narrowed(problem: Problem) -> tuple[Problem, narrow.Narrowing | None]:

@@ -176,7 +176,8 @@ class LatentRecipe(NetworkRecipe):
         fitted = super().finish(problem, fitted, preconditioning)._replace(scaled=tree)
         if tree is None or fitted.model is None:
             return fitted
-        return fitted._replace(tree=fitted.model.scaling.restore(tree))
+        data: Any = problem.data
+        return fitted._replace(tree=data.refit(data.scaling.restore_splits(tree), "constant")[0])
 
 
 @pytree.dataclass(kw_only=True)
