@@ -40,7 +40,7 @@ def block_size(nodes: int, n: int) -> int:
     # If rows are sharded over devices, each device loops over its own rows in blocks of this size.
     limit = _ELEMENTS_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
     n //= sharding.parts(n)
-    blocks = max(1, -(-n * nodes // limit))
+    blocks = -(-n * nodes // limit)
     return -(-n // blocks)
 
 

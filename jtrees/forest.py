@@ -197,7 +197,7 @@ def _outputs_of(forest: Forest) -> Any:
         block_outputs = lambda leaf, x: flat[leaf + first].sum(1)
     else:
         tree_leaves = [jax.tree.map(lambda a, i=i: a[i], leaves) for i in range(trees)]
-        width = leaves.coefficients[0, :1].size
+        width = leaves.intercept[0, :1].size
 
         def block_outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
             outputs = (part.at(reached, x) for part, reached in zip(tree_leaves, leaf.T, strict=True))

@@ -390,7 +390,7 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
 @contextlib.contextmanager
 def _refusing(path: Any, contents: dict[str, Any] | None = None) -> Iterator[None]:
     """Context of reading a file, in which any error means an invalid file, or a file of another release."""
-    errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError, MemoryError)
+    errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError)
     errors += (struct.error, zlib.error, lzma.LZMAError)
     try:
         yield

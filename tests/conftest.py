@@ -166,6 +166,7 @@ def fitted():
 @pytest.fixture(scope="session")
 def golden_dir() -> Path:
     """The folder of cases recorded from the authors' programs, beside that of the data sets."""
-    folder = Path(os.environ.get("JTREES_DATA", "missing")).parent / "golden"
-    needs.check(folder.is_dir(), "recorded cases (golden, beside JTREES_DATA)")
+    data = os.environ.get("JTREES_DATA")
+    folder = Path(data or ".").parent / "golden"
+    needs.check(data and folder.is_dir(), "recorded cases (golden, beside JTREES_DATA)")
     return folder

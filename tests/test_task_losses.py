@@ -403,6 +403,12 @@ def brier(logits, y):
     return jnp.square(jax.nn.softmax(logits) - jax.nn.one_hot(y, 3)).sum(1)
 
 
+def test_a_loss_of_logits_takes_the_logarithms_of_probabilities():
+    probabilities, y = np.array([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7]]), np.array([0, 1])
+    losses_of_rows = Classification(3, brier).prediction_loss(probabilities, y)
+    np.testing.assert_allclose(losses_of_rows, [0.5, 0.01 + 0.64 + 0.49], rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", sweeps.slow(recipes.RECIPES, ["GET", "DTSemNet", "SoftDecisionTree"]))
 def test_recipes_take_a_function_of_classes_or_refuse_it(name):
     recipe, task = recipes.RECIPES[name], Classification(3, brier)

@@ -69,9 +69,10 @@ class LatentClustering(LatentRecipe):
         return self.finish(problem, await trained(problem))
 
     def scaling(self, table: Table) -> Scaling:
-        if any(column.features != 1 for column in table.columns or ()):
-            names = checks.quoted_list(column.name for column in table.columns or () if column.features != 1)
-            raise ValueError(f"target_features need columns that are one feature each, got {names}")
+        before = (table.columns or ())[: max(self.target_features) + 1]
+        if names := [column.name for column in before if column.features != 1]:
+            expected = "columns of one feature each, up to the last target feature"
+            raise ValueError(f"x must have {expected}, got {checks.quoted_list(names)}")
         x, weight = table.x.astype(np.float64), table.weight
         mean = np.average(x, axis=0, weights=weight)
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))

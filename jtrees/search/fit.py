@@ -122,20 +122,22 @@ def fit(
     table = dataset.table()
     evaluated = None if out is None else out.evaluated_by(table)
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
+    check_recipes([recipe], folds := [Fold(table, chosen_by)])
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     comparison = None
     with monitor.interruptible():
         with compilation.default_settings(), distributed.together("jtrees.fit"):
-            [fitted] = fits_of([recipe], [key], [Fold(table, chosen_by)], monitor)
+            [fitted] = fits_of([recipe], [key], folds, monitor)
         if isinstance(fitted.result, FloatingPointError):
             raise fitted.result
         if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
             comparison = comparison_of(fitted, evaluated, monitor)
-    result, report = fitted.result, fitted.result.report
+    result = fitted.result
+    report = result.report.replace(ended=monitor.reported_end)  # Ctrl-C may have come in the comparison
     if dataset.schema is not None:
         dataset.schema.warn()
     if comparison is not None:
-        cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(report.ended)
+        cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(monitor.ended)
         advice = _advice(result.tree, fitted.task) if cause is None else f"{cause} ended the training early"
         comparison.warn_if_behind(name := type(recipe).__name__, advice)
         report = report.replace(baselines=comparison.losses, verdict=comparison.verdict(name))
@@ -228,13 +230,13 @@ def fits_of(
     batch: int | Literal["auto"] = "auto",
     cells: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[RunFit]:
-    """Yields the fits of recipes that share one program, for each recipe, key and split, in this order."""
+    """Yields the fits of checked recipes that share one program, for each recipe, key and split, in this order."""
     # The iteration ends early if the monitor stops it. `batch` is the number of concurrent runs. `cells` are the
     # numbers of the recipe, the key and the split of each run; None: all combinations. At the end, `monitor` has its
     # deadline again.
     began = time.monotonic()
     compilation.bound_memory()
-    unchecked, recipes = recipes, checked_recipes(recipes, splits)
+    unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
     rows = _padded_rows(splits)
     impl = str(jax.random.key_impl(keys[0]))
     engine = Engine(monitor, impl, max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch)
@@ -264,13 +266,14 @@ def fits_of(
                 yield RunFit(fit_result, data, problem.task, result.left_out, share, result.expected_loss)
 
 
-def checked_recipes(recipes: Sequence[Any], splits: Sequence[Fold]) -> list[Any]:
-    """Returns recipes with checked options; raises ``ValueError`` if a recipe does not suit the table of a split."""
-    checked, rows = [options.checked(recipe) for recipe in recipes], _padded_rows(splits)
-    for recipe, split in itertools.product(checked, splits):
-        recipe.check(split.table.task, (rows, split.table.x.shape[1]))
-        check_monotone(recipe, split.table)
-    return checked
+def check_recipes(recipes: Sequence[Any], splits: Sequence[Fold]) -> None:
+    """Raises ``ValueError`` if a recipe does not suit the table of a split."""
+    kinds = {(split.table.task, split.table.x.shape[1]) for split in splits}
+    for recipe in [options.checked(recipe) for recipe in recipes]:
+        for task, columns in kinds:
+            recipe.check(task, (_padded_rows(splits), columns))
+        for split in splits:
+            check_monotone(recipe, split.table)
 
 
 def _padded_rows(splits: Sequence[Fold]) -> int:
@@ -308,7 +311,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
     rows = np.zeros(0, int) if left_out is None else left_out.rows
     weight = None if table.weight is None else table.weight[rows]
     report = FitReport(
-        ended=monitor.ending,
+        ended=monitor.reported_end,
         ended_at=monitor.ended_at,
         seconds=seconds,
         updates=is_update.sum(-1),

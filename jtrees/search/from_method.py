@@ -39,6 +39,15 @@ def _checked_static(name: str, value: Any) -> FrozenDict:
     return FrozenDict(value)
 
 
+def _binds(function: Any, **arguments: Any) -> bool:
+    """Returns whether a function takes arguments of these names."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError:
+        return False
+    return True
+
+
 @pytree.dataclass(kw_only=True)
 class FromMethod(MiniBatchRecipe):
     """Recipe that trains a :class:`jtrees.Method` on mini-batches; it can be fitted to tables, tuned, swept and bagged.
@@ -92,7 +101,7 @@ class FromMethod(MiniBatchRecipe):
         try:
             method = self.make(**self.static, **self.options, task=task)
         except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from within the function
+            if _binds(self.make, **self.static, **self.options, task=task):  # the error comes from within the function
                 raise
             known = validation.quoted_list(name for name in inspect.signature(self.make).parameters if name != "task")
             raise ValueError(f"static and options must be arguments of make, which are {known}: {error}") from error

@@ -104,18 +104,18 @@ class Monitor:
         return self.rehearses and turns >= _REHEARSED
 
     def may_be_late(self, seconds: float = 0.0) -> bool:
-        """Returns whether the end of a fit, which prepares its results, may take ``seconds`` more seconds."""
+        """Returns whether the end of a fit, which prepares its results, may take ``seconds`` seconds; else cuts."""
         in_time = self._latest is None or distributed.minimum(self._latest - time.monotonic() - seconds) > 0
         if not in_time:
             self.cut()
         return in_time
 
     def cut(self) -> None:
-        """Records that the deadline has cut a part of the search, such as a start, a tree or rows."""
+        """Records that the deadline has cut a part of the search, such as a start or a tree."""
         self._root._was_cut = True
 
     @property
-    def ending(self) -> str:
+    def reported_end(self) -> str:
         """The reason for the end for a report: ``"max_seconds"``, too, if the deadline has only cut a part."""
         return "max_seconds" if self.ended == "finished" and self._root._was_cut else self.ended
 
@@ -130,7 +130,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def fitting(self) -> Any:
-        """Context of fits, in which nothing is cut at the beginning. Its end undoes :meth:`reserve`."""
+        """Context of fits, which forgets earlier cuts. Its end undoes :meth:`reserve`."""
         deadline, self._root._was_cut = self.deadline, False
         try:
             yield
@@ -156,7 +156,6 @@ class Monitor:
         in_time = distributed.minimum(sample_size * self.left() / (time.monotonic() - began))
         if in_time >= n:
             return fn(rows)
-        self.cut()
         return fn(_sampled_rows(rows, order[: int(in_time)])) if in_time >= 2 * sample_size else sample_result
 
 

@@ -132,8 +132,8 @@ class Trial(NamedTuple):
       size: number of parameters of a model, as a mean over folds.
       rows: number of training rows of a fold in the last trial of the combination. It is below the number of rows of a
         fold only if halving dropped the combination, or if a deadline or Ctrl-C ended halving.
-      state: ``"finished"``; ``"interrupted"``: a deadline or Ctrl-C ended its training early; ``"diverged"``: its
-        training was not finite.
+      state: ``"finished"``; ``"interrupted"``: a deadline or Ctrl-C ended its training early, or left out a part;
+        ``"diverged"``: its training was not finite.
     """
 
     options: dict[str, Any]
@@ -168,8 +168,8 @@ class FitReport(Report):
         None.
       baselines: the losses ``model``, ``linear`` and ``constant`` (see :func:`jtrees.report.compared`). None
         for a user-defined loss, and for fits of a sweep.
-      ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. ``"max_seconds"`` also says that the deadline only
-        left out a part, such as a start, a tree or rows.
+      ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. It is ``"max_seconds"``, too, if the
+        deadline left out a part, such as a start or a tree.
       ended_at: the last search and its number of updates, in words.
       seconds: duration of the fit. In a sweep it includes the runs beside the fit.
       updates: number of updates of each run in the history, before the run ended, was dropped or became non-finite.

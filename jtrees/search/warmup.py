@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jtrees import compilation, distributed, processes, validation as checks
-from jtrees.search.fit import Fold, checked_share, comparison_of, dataset_of, fits_of, validation_of
+from jtrees.search.fit import Fold, check_recipes, checked_share, comparison_of, dataset_of, fits_of, validation_of
 from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Recipe
 from jtrees.tasks import Classification, Policy, Regression, Task
@@ -90,8 +90,9 @@ def warmup(
             dataset, out = dataset.divided(held_out, key)
         table = dataset.table()
         chosen_by = validation_of(recipe, random_sets[1], table) if validation_rows else None
+        check_recipes([recipe], folds := [Fold(table, chosen_by)])
         with compilation.default_settings(), distributed.together("jtrees.warmup"):
-            [fitted] = fits_of([recipe], [key], [Fold(table, chosen_by)], Monitor(rehearses=True))
+            [fitted] = fits_of([recipe], [key], folds, Monitor(rehearses=True))
         if not isinstance(fitted.result, FloatingPointError):
             fitted.result.predict(table.x)
             if fitted.task.has_baselines and recipe.targets(*random_sets[0]) is random_sets[0][1]:

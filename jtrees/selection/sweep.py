@@ -14,7 +14,7 @@ from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.data.held_out import held_out_rows
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
-from jtrees.search.fit import Fold, RunFit, checked_recipes, dataset_of, fits_of, of_raw_table, validation_of
+from jtrees.search.fit import Fold, RunFit, check_recipes, dataset_of, fits_of, of_raw_table, validation_of
 from jtrees.search.monitor import Monitor
 from jtrees.selection.folder import RunFolder, RunResult, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
@@ -49,8 +49,8 @@ def sweep(
 
     Each combination of static options (depth, widths, epochs) is compiled once, for all values of numeric options. Run
     (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))`` on the training rows of a fold. The
-    encoder of a raw table and the scaling are fitted to these rows. All folds share the compiled programs, so shorter
-    folds are padded to the length of the longest, and their mini-batches may differ from those of ``jtrees.fit``.
+    encoder of a raw table and the scaling are fitted to these rows. All folds share the compiled programs.
+    Shorter folds are therefore padded. Their mini-batches may differ from those of ``jtrees.fit``.
 
     On CPUs, the number of fits that run at once is the number of processors, at most 8. Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
@@ -118,7 +118,7 @@ def sweep(
     with compilation.default_settings():
         splits = splits_of(recipe, dataset, validation, jax.random.fold_in(key, 2**31 - 1))
         combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
-        checked_recipes([with_options(recipe, options) for options in combinations], splits)
+        check_recipes([with_options(recipe, options) for options in combinations], splits)
         files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
         keys = {seed: jax.random.fold_in(key, seed) for seed in seeds}
     shape = len(combinations), len(seeds), len(splits)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jtrees import compilation, distributed, processes, segments, validation as checks, warmstart
 from jtrees.search import Recipe, Trial, Tuning
-from jtrees.search.fit import FitResult, Fold, checked_recipes, dataset_of, fit
+from jtrees.search.fit import FitResult, Fold, check_recipes, dataset_of, fit
 from jtrees.search.monitor import Monitor
 from jtrees.selection.folder import RunFolder, RunResult, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
@@ -119,7 +119,7 @@ def tune(
         combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
         split_key, search_key, fit_key = jax.random.split(key, 3)
         splits = splits_of(recipe, dataset, validation, split_key)
-        checked_recipes([with_options(recipe, options) for options in combinations], splits)
+        check_recipes([with_options(recipe, options) for options in combinations], splits)
         files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", combinations)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     fits = _Fits(recipe, splits, search_key, monitor, files)

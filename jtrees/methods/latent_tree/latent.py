@@ -177,7 +177,9 @@ class LatentRecipe(NetworkRecipe):
         if tree is None or fitted.model is None:
             return fitted
         data: Any = problem.data
-        return fitted._replace(tree=data.refit(data.scaling.restore_splits(tree), "constant")[0])
+        with problem.restoring():
+            tree = data.refit(data.scaling.restore_splits(tree), "constant")[0].merged()
+        return fitted._replace(tree=tree)
 
 
 @pytree.dataclass(kw_only=True)
