@@ -252,8 +252,8 @@ def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling
     """
     if task.in_units:
         return task.prediction_loss(predictions, y, scaling.y_unit)
-    predictions, y = (jnp.asarray(scaling.transform_y(a)) for a in (predictions, y))
-    return np.asarray(task.prediction_loss(predictions, y), np.float64)
+    scaled = [jnp.asarray(scaling.transform_y(a)) for a in (predictions, y)]
+    return np.asarray(task.prediction_loss(*scaled), np.float64)
 
 
 def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
