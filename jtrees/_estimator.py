@@ -73,9 +73,9 @@ class TreeEstimator(BaseEstimator):
             recipe = with_options(self._recipe(), options)
             # The default recipe depends on the other parameters, which may be set later.
             if self._is_default():
-                of_old_base = lambda name: any(name.startswith(f"{changed}__") for changed in options)
-                kept = {name: value for name, value in (self.recipe or {}).items() if not of_old_base(name)}
-                recipe = {**kept, **options}
+                has_new_base = lambda name: any(name.startswith(f"{changed}__") for changed in options)
+                earlier = {name: value for name, value in (self.recipe or {}).items() if not has_new_base(name)}
+                recipe = {**earlier, **options}
             self.recipe = recipe
         return self
 

@@ -268,10 +268,10 @@ def fits_of(
 
 def check_recipes(recipes: Sequence[Any], splits: Sequence[Fold]) -> None:
     """Raises ``ValueError`` if a recipe does not suit the table of a split."""
-    kinds = {(split.table.task, split.table.x.shape[1]) for split in splits}
-    for recipe in [options.checked(recipe) for recipe in recipes]:
+    rows, kinds = _padded_rows(splits), {(split.table.task, split.table.x.shape[1]) for split in splits}
+    for recipe in map(options.checked, recipes):
         for task, columns in kinds:
-            recipe.check(task, (_padded_rows(splits), columns))
+            recipe.check(task, (rows, columns))
         for split in splits:
             check_monotone(recipe, split.table)
 

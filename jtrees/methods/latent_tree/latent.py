@@ -36,7 +36,7 @@ from jtrees.tree import ObliqueTree
 _LEAST = 2e-3  # early stopping: relative learning rate below which training ends; 0.001 is the first below it
 
 
-def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regression()) -> training.Method:
+def latent(architecture: Architecture | int, penalty: float | Array, *, task: Task = Regression()) -> training.Method:
     """Returns the LatentTree method: minimises the loss of a predictor on ``[x ; z]``, z traversals of a pruned tree.
 
     Parameters belong to a flax module. The loss is the loss of the soft traversal, and the score equals the loss. A
@@ -48,7 +48,7 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     1. Sample weights also affect the pruning.
 
     Args:
-      of: the architecture; an integer stands for ``Architecture(depth)``.
+      architecture: the architecture; an integer stands for ``Architecture(depth)``.
       penalty: penalty of an active node *per sample*, above 0. It is the paper's lambda divided by the paper's batch
         size, so pruning does not depend on the number of samples. It may be traced.
       task: what is predicted, and by which loss. In classification, outputs are logits.
@@ -58,7 +58,9 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     """
     from jtrees.methods.latent_tree import modules  # imported here: loading flax.nnx takes a fifth of a second
 
-    architecture = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
+    if not isinstance(architecture, Architecture):
+        architecture = Architecture(architecture)
+    architecture = checked_architecture(architecture)
     checks.check_number("penalty", penalty, above=0)
 
     def init(batch: Batch, *, key: Array) -> Any:
