@@ -85,7 +85,9 @@ def soft(
 
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
-    how = _choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
+    call = lambda how, x, y, *tree: soft(*tree, x, route, implementation=how)
+    program = kernels.Program("soft_routing", str(route), call)
+    how = _choose(program, implementation, able, x, weights, bias, leaf_values)
     return _differentiable(how, fused, plain, weights, bias, leaf_values, x)
 
 
@@ -123,7 +125,8 @@ def path_sum(
         return out.reshape(-1, *leaf_values.shape[1:])
 
     able = leaf_values.ndim <= 2 and not (callable(window) and implementation is None)
-    how = _choose("path_sum", implementation, able, x, weights, bias, leaf_values)
+    program = kernels.Program("path_sum", "", lambda how, x, y, *tree: path_sum(*tree, x, implementation=how))
+    how = _choose(program, implementation, able, x, weights, bias, leaf_values)
     if not how.configs:
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
@@ -154,7 +157,8 @@ def hard(
       Leaf numbers from 0, int32, ``(n,)``.
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
-    how = _choose("hard_routing", implementation, True, x, weights, bias)
+    program = kernels.Program("hard_routing", "", lambda how, x, y, w, b, v: hard(w, b, x, implementation=how))
+    how = _choose(program, implementation, True, x, weights, bias)
     return kernels.run(how, _by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
 
 
@@ -240,9 +244,11 @@ def ensemble(
         tree_outputs = lambda weights, bias, values: kernels.soft_routing(x, weights, bias, values, **options)
         return jax.vmap(tree_outputs)(weights, bias, leaf_values).sum(0)
 
-    # Benchmarks of soft_routing do not apply here: they measure other routings, and XLA's program is different.
+    # Benchmarks of soft_routing do not apply here: they measure other routings, and XLA's program is different. There
+    # is no estimate for a sum of trees either, so the default is XLA, and the program is never timed.
     first_tree = weights[0], bias[0], leaf_values[0]
-    how = _choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
+    program = kernels.Program("ensemble", "", ensemble)
+    how = _choose(program, implementation, True, x, *first_tree, not_by=("triton",))
     operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
     return _differentiable(how, fused, plain, *operands)
 
@@ -319,7 +325,14 @@ def expected_loss(
     _check_route(route)
     able = isinstance(route, str) and leaves.kernel is not None
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
-    how = _choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
+
+    def call(how: Any, x: Array, y: Array, weights: Array, bias: Array, values: Array) -> Any:
+        like = jax.tree.map(lambda _: values, leaves)
+        targets = y.argmax(1) if leaves.kernel == "log" else y
+        return expected_loss(weights, bias, like, x, targets, route=route, implementation=how)
+
+    program = kernels.Program("expected_loss", f"{route}, {leaves.kernel}", call)
+    how = _choose(program, implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     if not (n := x.shape[0]):
         raise ValueError(f"x must hold at least one sample, got shape {x.shape}")
     share = jnp.full(n, 1 / n, _at_least_float32(x)) if weight is None else weight / n
@@ -327,7 +340,7 @@ def expected_loss(
 
 
 def _choose(
-    kernel: str,
+    program: kernels.Program,
     implementation: Any,
     able: bool,
     x: jax.Array,
@@ -337,7 +350,8 @@ def _choose(
 ) -> Choice:
     """Returns how to run a call: by XLA or by the kernels of some platforms."""
     # `able` says whether a kernel exists for this kind of call. `not_by` are the backends that cannot run it at any
-    # size. The width of each matrix among the operands is a number of outputs.
+    # size. The width of each matrix among the operands is a number of outputs. A timing of the program, with
+    # XLA's program of this module, may decide.
     requested = kernels.named(implementation)
     depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in operands if a.ndim == 2], default=1)
     arrays = [a for a in (x, weights, *operands) if jnp.issubdtype(a.dtype, jnp.floating)]
@@ -349,11 +363,11 @@ def _choose(
         if "xla" in (requested or ()):
             return XLA
         raise Unsupported(
-            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32 or bfloat16, depths to "
+            f"implementation={implementation!r:.80}: the kernel {program.kernel} is for float32 or bfloat16, depths to "
             f"{kernels.DEEPEST}, sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
             "None takes XLA wherever there is no kernel"
         )
-    return kernels.choose(kernel, requested, kernels.Sizes(x.shape[0], x.shape[1], depth, k), not_by=not_by)
+    return kernels.choose(program, requested, kernels.Sizes(x.shape[0], x.shape[1], depth, k), not_by=not_by)
 
 
 def _by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from pallas_kernels.expected_loss import expected_loss
 from pallas_kernels.hard_routing import hard_routing
 from pallas_kernels.path_sum import path_sum
 from pallas_kernels.soft_routing import soft_routing
+from pallas_kernels.timing import Program
 from pallas_kernels.unsupported import Unsupported
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Decision",
     "Decisions",
     "Implementation",
+    "Program",
     "Sizes",
     "Unsupported",
     "Winner",

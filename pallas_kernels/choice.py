@@ -17,6 +17,7 @@ import jax
 
 from pallas_kernels.config import HEURISTIC, Config, Sizes, measured
 from pallas_kernels.default import default
+from pallas_kernels.timing import Program
 from pallas_kernels.unsupported import Unsupported, refuse
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu", "triton", "interpret")
@@ -64,17 +65,20 @@ def _shown(value: Any) -> str:
         return type(value).__name__
 
 
-def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by: Sequence[str] = ()) -> Choice:
+def choose(program: Program, implementation: Implementation, sizes: Sizes, *, not_by: Sequence[str] = ()) -> Choice:
     """Chooses the implementations that run a call of the given sizes; ``not_by``: backends that can run it at no size.
+
+    By default, a timing of the program may choose.
 
     Raises ``ValueError`` for an unknown implementation or an empty sequence, and :class:`Unsupported` if no requested
     implementation can run the call.
     """
     if isinstance(implementation, Choice):
         return implementation
+    kernel = program.kernel
     choices, winner = named(implementation), measured(kernel)
     if choices is None:
-        fastest = default(kernel, sizes, lambda config: _check(kernel, config, sizes, not_by), not_by)
+        fastest = default(program, sizes, lambda config: _check(kernel, config, sizes, not_by), not_by)
         return XLA if fastest is None else Choice((fastest,), True)
     known = HEURISTIC if winner is None else HEURISTIC | {winner.config.backend: winner.config}
     configs: dict[str, Config] = {}

@@ -1,7 +1,7 @@
 """Decides what runs by default on an accelerator: XLA or a kernel.
 
 The first call of a kind of work decides for the process, and for later processes if programs are kept in a folder
-(``jax_compilation_cache_dir``). Work has a kind of device, a kernel and sizes. In this order:
+(``jax_compilation_cache_dir``). Work has a kind of device, a program that calls a kernel, and sizes. In this order:
 
 1. the sizes that won a committed benchmark (``winners.json``);
 2. a decision of an earlier process, from the folder;
@@ -14,6 +14,7 @@ The first process decides for all processes. ``JTREES_KERNELS=measured`` stops a
 
 from collections.abc import Callable, Sequence
 import contextlib
+from functools import partial
 import json
 import os
 from pathlib import Path
@@ -34,7 +35,7 @@ SECONDS = 2.0  # for all candidates of a kind of work
 _MOST = 2**20  # samples of the largest bucket; times beyond are proportional
 _WAIT = 60_000  # milliseconds for which a process waits for the decision of the first process
 _PLATFORMS = {"tpu": "mosaic_tpu", "gpu": "triton", "cuda": "triton"}
-Key = tuple[str, str, Sizes]  # kind of device, kernel, sizes
+Key = tuple[str, str, Sizes]  # kind of device, name of the program, sizes
 _DECISIONS: dict[Key, "Decision"] = {}
 _LOCK = threading.Lock()
 
@@ -44,14 +45,14 @@ class Decision(NamedTuple):
 
     Attributes:
       device: kind of device.
-      kernel: name of the kernel.
+      program: name of the kernel, and the variant of the program that calls it.
       sizes: sizes of the calls, with the largest number of samples of their bucket.
       config: the kernel's sizes of blocks; None: XLA.
       reason: why.
     """
 
     device: str
-    kernel: str
+    program: str
     sizes: Sizes
     config: Config | None
     reason: str
@@ -59,7 +60,7 @@ class Decision(NamedTuple):
     def __str__(self) -> str:
         name = "XLA" if self.config is None else self.config.backend
         sizes = ", ".join(f"{name} = {value:,}" for name, value in self.sizes._asdict().items())
-        return f"{self.kernel} on {self.device} ({sizes}): {name}. {self.reason}"
+        return f"{self.program} on {self.device} ({sizes}): {name}. {self.reason}"
 
 
 class Decisions(tuple[Decision, ...]):
@@ -74,31 +75,33 @@ def choices() -> Decisions:
     return Decisions(_DECISIONS.values())
 
 
-def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: Sequence[str] = ()) -> Config | None:
+def default(
+    program: timing.Program, sizes: Sizes, check: Callable[[Config], None], not_by: Sequence[str] = ()
+) -> Config | None:
     """Returns the kernel that runs by default, or None for XLA.
 
-    ``check`` raises :class:`Unsupported` for a configuration that cannot run the call. The backends ``not_by`` cannot
-    run the kernel at any size.
+    A timing runs the program. ``check`` raises :class:`Unsupported` for a configuration that cannot run the call. The
+    backends ``not_by`` cannot run the kernel at any size.
     """
     how = os.environ.get("JTREES_KERNELS") or "auto"
     if how not in MODES:
         raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {how!r:.80}")
     if how == "xla":
         return None
-    winner = measured(kernel)
+    winner = measured(program.kernel)
     if winner is not None and winner.holds(sizes):
         return winner.config if winner.config.interpret or winner.config.backend not in not_by else None
     abstract = jax.sharding.get_abstract_mesh().abstract_device
     platform = abstract.platform if abstract else jax.default_backend()
     backend = _PLATFORMS.get(platform)
-    if how == "measured" or backend is None or backend in not_by or kernel not in estimate.WORK[backend]:
+    if how == "measured" or backend is None or backend in not_by or program.kernel not in estimate.WORK[backend]:
         return None
     bucket = sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
-    return decide(kernel, bucket, backend, check, None if abstract else timing.seconds_of).config
+    return decide(program, bucket, backend, check, None if abstract else partial(timing.seconds_of, program)).config
 
 
 def decide(
-    kernel: str,
+    program: timing.Program,
     sizes: Sizes,
     backend: str,
     check: Callable[[Config], None],
@@ -110,10 +113,10 @@ def decide(
     ``check`` is as for :func:`default`. ``seconds_of`` times a candidate, within ``limit`` seconds for all timings;
     None if the device is not here.
     """
-    key = device_kind(), kernel, sizes
+    key = device_kind(), program.name, sizes
     with _LOCK:
         if key not in _DECISIONS:
-            rule = _estimated(key, backend, check)
+            rule = _estimated(key, program.kernel, backend, check)
             make = lambda: _decided(rule, backend, check, seconds_of, limit)
             _DECISIONS[key] = rule if seconds_of is None else _agreed(key, make, rule)
         return _DECISIONS[key]
@@ -126,7 +129,7 @@ def _decided(rule: Decision, backend: str, check: Any, seconds_of: Any, limit: f
     configs = [config for config in candidates(backend) if _runs(check, config)]
     if not configs:
         return rule
-    times, notes = timing.timed(key[1], key[2], [None, *configs], seconds_of, limit)
+    times, notes = timing.timed(key[2], [None, *configs], seconds_of, limit)
     if None not in times or len(times) == 1:
         why = f"Nothing to compare within {limit:g} s: {notes}" if notes else f"No timing within {limit:g} s."
         return rule._replace(reason=f"{rule.reason} {why}")
@@ -144,8 +147,8 @@ def candidates(backend: str) -> list[Config]:
     return [first, Config(**{**first.__dict__, "tile": tile})]
 
 
-def _estimated(key: Key, backend: str, check: Any) -> Decision:
-    kind, kernel, sizes = key
+def _estimated(key: Key, kernel: str, backend: str, check: Any) -> Decision:
+    kind, _, sizes = key
     config, chip = HEURISTIC[backend], estimate.chip_of(kind)
     if chip is None:
         return Decision(*key, None, "No figures for this kind of device.")
@@ -182,8 +185,8 @@ def _agreed(key: Key, make: Callable[[], Decision], rule: Decision) -> Decision:
 
 
 def _name(key: Key) -> str:
-    kind, kernel, sizes = key
-    return re.sub(r"\W+", "-", f"{kind}-{kernel}-{'-'.join(map(str, sizes))}-jax-{jax.__version__}")
+    kind, program, sizes = key
+    return re.sub(r"\W+", "-", f"{kind}-{program}-{'-'.join(map(str, sizes))}-jax-{jax.__version__}")
 
 
 def _file(key: Key) -> Path | None:

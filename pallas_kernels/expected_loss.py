@@ -17,6 +17,7 @@ from pallas_kernels.losses import Loss
 from pallas_kernels.operands import check_route, checked, leaf_weights, scores
 from pallas_kernels.routes import ROUTES
 from pallas_kernels.routing import Tree, gradient
+from pallas_kernels.timing import Program
 
 
 def expected_loss(
@@ -66,7 +67,12 @@ def expected_loss(
     share = jnp.full(n, 1 / n, jnp.float32) if share is None else jnp.asarray(share, jnp.float32)
     if share.shape != (n,):
         raise ValueError(f"share must be ({n},), got shape {share.shape}")
-    choice = choose("expected_loss", implementation, tree.sizes)
+
+    def call(how: Any, x: jax.Array, y: jax.Array, *tree: jax.Array) -> Any:
+        targets = y if loss == "squared" else y.argmax(1)
+        return expected_loss(x, targets, *tree, loss=loss, route=route, implementation=how)
+
+    choice = choose(Program("expected_loss", f"{route}, {loss}", call), implementation, tree.sizes)
     if not choice.configs:
         return reference(*tree, y, share, loss, route)
     if loss == "log":  # linear in the log probabilities of the classes

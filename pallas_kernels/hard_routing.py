@@ -14,6 +14,7 @@ from pallas_kernels.config import Config
 from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import HARD
 from pallas_kernels.routing import Tree, value
+from pallas_kernels.timing import Program
 
 
 def hard_routing(
@@ -46,7 +47,8 @@ def hard_routing(
     tree = jax.lax.stop_gradient(checked(x, weights, bias, several))
     numbers = jnp.arange(len(tree.leaves), dtype=jnp.float32)[:, None]
     tree = tree._replace(leaves=numbers if leaves is None else jnp.concatenate([numbers, tree.leaves], axis=1))
-    choice = choose("hard_routing", implementation, tree.sizes)
+    program = Program("hard_routing", "", lambda how, x, y, w, b, v: hard_routing(x, w, b, v, implementation=how))
+    choice = choose(program, implementation, tree.sizes)
     columns = run(choice, of_leaf_reached, reference, *tree)
     leaf = columns[:, 0].astype(jnp.int32)
     return leaf if leaves is None else (leaf, columns[:, 1:])

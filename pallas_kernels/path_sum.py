@@ -18,6 +18,7 @@ from pallas_kernels.hard_routing import of_leaf_reached
 from pallas_kernels.operands import checked, one_number, scores
 from pallas_kernels.routes import VOTE, indicator
 from pallas_kernels.routing import Tree, gradient
+from pallas_kernels.timing import Program
 
 
 def path_sum(
@@ -52,7 +53,8 @@ def path_sum(
     """
     tree = checked(x, weights, bias, leaves)
     window = jax.lax.stop_gradient(one_number("window", window))
-    return differentiable(choose("path_sum", implementation, tree.sizes), _path_sum, reference, *tree, window)
+    program = Program("path_sum", "", lambda how, x, y, *tree: path_sum(x, *tree, implementation=how))
+    return differentiable(choose(program, implementation, tree.sizes), _path_sum, reference, *tree, window)
 
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:

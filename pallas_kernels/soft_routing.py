@@ -11,6 +11,7 @@ from pallas_kernels.config import Config
 from pallas_kernels.operands import check_route, checked, leaf_weights, one_number, scores
 from pallas_kernels.routes import ROUTES
 from pallas_kernels.routing import Tree, gradient, value
+from pallas_kernels.timing import Program
 
 
 def soft_routing(
@@ -52,7 +53,8 @@ def soft_routing(
     # Triton made illegal memory accesses in smooth steps on an H200, with an earlier body and jax 0.11.2. The cause is
     # unknown.
     not_by = ("triton",) if route == "smooth_step" else ()
-    choice = choose("soft_routing", implementation, tree.sizes, not_by=not_by)
+    call = lambda how, x, y, *tree: soft_routing(x, *tree, route=route, implementation=how)
+    choice = choose(Program("soft_routing", route, call), implementation, tree.sizes, not_by=not_by)
     return differentiable(choice, partial(_soft_routing, route), partial(reference, route), *tree)
 
 

@@ -1,9 +1,10 @@
 """Times XLA and kernels on made data, outside of the trace that asks."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,31 @@ import numpy as np
 from pallas_kernels.config import Config, Sizes
 
 Candidate = Config | None  # None: XLA
-SecondsOf = Callable[[str, Sizes, Candidate], float]
+SecondsOf = Callable[[Sizes, Candidate], float]
 _CALLS = 3  # timed calls of a program, of which the fastest counts
 
 
+class Program(NamedTuple):
+    """What a timing runs.
+
+    Attributes:
+      kernel: name of the kernel.
+      variant: what else the time depends on, such as the routing; "": nothing.
+      call: ``call(implementation, x, y, weights, bias, leaves)`` for made arrays, with y ``(n, k)``. It returns an
+        array, or for ``"expected_loss"`` a loss and an array.
+    """
+
+    kernel: str
+    variant: str
+    call: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel and the variant."""
+        return f"{self.kernel}, {self.variant}" if self.variant else self.kernel
+
+
 def timed(
-    kernel: str,
     sizes: Sizes,
     candidates: Sequence[Candidate],
     seconds_of: SecondsOf,
@@ -39,7 +59,7 @@ def timed(
                 return
             name = "XLA" if candidate is None else candidate.backend
             try:
-                value = seconds_of(kernel, sizes, candidate)
+                value = seconds_of(sizes, candidate)
             except Exception as error:  # such as sizes that do not fit the device
                 notes.append(f"{name} failed: {type(error).__name__}: {str(error)[:80]}.")
                 continue
@@ -52,10 +72,10 @@ def timed(
     return dict(times), " ".join(notes)
 
 
-def seconds_of(kernel: str, sizes: Sizes, candidate: Candidate) -> float:
-    """Returns the seconds of a kernel with its gradient on made data."""
-    program, arrays = made(kernel, sizes, "xla" if candidate is None else candidate)
-    call = jax.jit(program)
+def seconds_of(program: Program, sizes: Sizes, candidate: Candidate) -> float:
+    """Returns the seconds of a program with its gradient on made data."""
+    step, arrays = made(program, sizes, "xla" if candidate is None else candidate)
+    call = jax.jit(step)
     jax.block_until_ready(call(*arrays))
     seconds = []
     for _ in range(_CALLS):
@@ -65,19 +85,14 @@ def seconds_of(kernel: str, sizes: Sizes, candidate: Candidate) -> float:
     return min(seconds)
 
 
-def made(kernel: str, sizes: Sizes, how: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns a kernel with its gradient as a function of arrays, and made arrays."""
-    import pallas_kernels as kernels  # local: the package imports this module
-
+def made(program: Program, sizes: Sizes, how: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns a program with its gradient as a function of arrays, and made arrays."""
     n, p, depth, k = sizes
     rng, nodes = np.random.default_rng(0), 2**depth - 1
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))
-    x, y, tree = draw(n, p), draw(n, k), (draw(nodes, p), draw(nodes), draw(nodes + 1, k))
-    if kernel == "hard_routing":
-        return lambda x, y, w, b, v: kernels.hard_routing(x, w, b, implementation=how), (x, y, *tree)
-    if kernel == "expected_loss":
-        loss = lambda x, y, *tree: kernels.expected_loss(x, y, *tree, implementation=how)
-        return jax.value_and_grad(loss, (2, 3, 4), has_aux=True), (x, y, *tree)
-    forward = {"soft_routing": kernels.soft_routing, "path_sum": kernels.path_sum}[kernel]
-    total = lambda x, y, *tree: (forward(x, *tree, implementation=how) * y).sum()
-    return jax.value_and_grad(total, (2, 3, 4)), (x, y, *tree)
+    arrays = draw(n, p), draw(n, k), draw(nodes, p), draw(nodes), draw(nodes + 1, k)
+    call = partial(program.call, how)
+    if program.kernel == "hard_routing":
+        return call, arrays
+    loss = call if program.kernel == "expected_loss" else lambda x, y, *tree: ((call(x, y, *tree) * y).sum(), ())
+    return jax.value_and_grad(loss, (2, 3, 4), has_aux=True), arrays

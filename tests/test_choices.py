@@ -1,21 +1,27 @@
 """What runs by default on an accelerator: timings on a made device, estimates, files, and nothing at all on a CPU."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 import json
 import threading
 from types import SimpleNamespace
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jtrees
+from jtrees import leaves as kinds
 import pallas_kernels as kernels
-from pallas_kernels import Sizes, Unsupported, default, estimate, timing
+from pallas_kernels import Sizes, Unsupported, choice, default, estimate, timing
 from pallas_kernels.config import HEURISTIC
+from pallas_kernels.routes import ROUTES
 
 KINDS = {"v5e": "TPU v5 lite", "v6e": "TPU v6 lite", "H100": "NVIDIA H100 80GB HBM3"}
-LARGE = Sizes(65_536, 32, 8, 1)
+LARGE, SMALL = Sizes(65_536, 32, 8, 1), Sizes(64, 3, 2, 2)
+EXPECTED_LOSS = kernels.Program("expected_loss", "", kernels.expected_loss)
 
 
 @pytest.fixture(autouse=True)
@@ -45,18 +51,21 @@ FIRST, SECOND = default.candidates("mosaic_tpu")
 MADE = {None: 3e-3, FIRST: 2e-3, SECOND: 1e-3}
 
 
-def decide(times, kernel="path_sum", sizes=LARGE, **options):
+PATH_SUM = kernels.Program("path_sum", "", lambda how, x, y, *tree: kernels.path_sum(x, *tree, implementation=how))
+
+
+def decide(times, program=PATH_SUM, sizes=LARGE, **options):
     """The decision on a made TPU, where a candidate takes its seconds, or fails with its error."""
     calls = []
 
-    def seconds_of(kernel, sizes, candidate):
+    def seconds_of(sizes, candidate):
         calls.append(candidate)
         if isinstance(times[candidate], Exception):
             raise times[candidate]
         return times[candidate]
 
     with on("TPU v9"):
-        return default.decide(kernel, sizes, "mosaic_tpu", accept, seconds_of, **options), calls
+        return default.decide(program, sizes, "mosaic_tpu", accept, seconds_of, **options), calls
 
 
 LARGER = RuntimeError("out of memory")
@@ -90,7 +99,7 @@ def test_a_kind_of_work_is_timed_once():
 def test_timings_end_at_the_limit():
     """By a fake clock. A time that comes after the limit does not count."""
     moments = iter([0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 2.5, 2.5])
-    times, notes = timing.timed("path_sum", LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(moments))
+    times, notes = timing.timed(LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(moments))
     assert list(times) == [None] and not notes
 
 
@@ -139,9 +148,50 @@ def test_threads_agree():
     assert sum(bool(calls) for _, calls in decisions) == 1
 
 
-@pytest.mark.parametrize("kernel", estimate.WORK["mosaic_tpu"])
-def test_programs_of_timings_run(kernel):
-    assert timing.seconds_of(kernel, Sizes(64, 3, 2, 1), None) > 0
+def calls(module):
+    """Calls of each kernel by default, by name of the program that a timing would run."""
+    n, p, depth, k = SMALL
+    x, y = jnp.ones((n, p)), jnp.ones((n, k))
+    w, b, v = jnp.ones((2**depth - 1, p)), jnp.ones(2**depth - 1), jnp.ones((2**depth, k))
+    if module == "ops":
+        losses = lambda leaves, y, route: lambda: jtrees.ops.expected_loss(w, b, leaves, x, y, route=route)
+        yield "hard_routing", lambda: jtrees.ops.hard(w, b, x)
+        yield "path_sum", lambda: jtrees.ops.path_sum(w, b, v, x)
+        for route in ("sigmoid", "violation"):
+            yield f"soft_routing, {route}", partial(jtrees.ops.soft, w, b, v, x, route)
+            yield f"expected_loss, {route}, squared", losses(kinds.Values(v), y, route)
+            yield (
+                f"expected_loss, {route}, log",
+                losses(kinds.Values(v, jtrees.losses.LogLoss()), jnp.zeros(n, int), route),
+            )
+        return
+    losses = partial(kernels.expected_loss, weights=w, bias=b, leaves=v, implementation=None)
+    yield "hard_routing", lambda: kernels.hard_routing(x, w, b, v, implementation=None)
+    yield "path_sum", lambda: kernels.path_sum(x, w, b, v, implementation=None)
+    for route in ROUTES:
+        yield f"soft_routing, {route}", partial(kernels.soft_routing, x, w, b, v, route=route, implementation=None)
+        yield f"expected_loss, {route}, squared", partial(losses, x, y, route=route)
+        yield f"expected_loss, {route}, log", partial(losses, x, jnp.zeros(n, int), loss="log", route=route)
+
+
+@pytest.mark.parametrize("module", ["ops", "kernels"])
+def test_a_timing_runs_the_program_that_the_call_would_run(module, monkeypatch):
+    """The plain program and the kernel of a timing agree, and both are called through the module of the call."""
+    programs = []
+    monkeypatch.setattr(choice, "default", lambda program, *_: programs.append(program))
+    for name, call in calls(module):
+        call()
+        program = programs.pop()
+        assert program.name == name and not programs and module in program.call.__module__
+        (plain, arrays), (fused, _) = (timing.made(program, SMALL, how) for how in ("xla", "interpret"))
+        expected = jax.jit(plain)(*arrays)
+        assert not programs
+        if module == "ops" and "violation" not in name:  # test_kernels.py compares all kernels with their definitions
+            chex.assert_trees_all_close(jax.jit(fused)(*arrays), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_timing_takes_time():
+    assert timing.seconds_of(PATH_SUM, SMALL, None) > 0
 
 
 KERNELS = {
@@ -196,15 +246,15 @@ def test_kernels_that_run_without_a_timing():
 
 def test_an_abstract_device_is_not_timed(monkeypatch):
     with on(KINDS["v5e"]):
-        assert kernels.choose("expected_loss", None, LARGE).configs == (HEURISTIC["mosaic_tpu"],)
-        assert kernels.choose("expected_loss", None, LARGE._replace(n=4096)).configs == ()
-        assert kernels.choose("expected_loss", "xla", LARGE).configs == ()
+        assert kernels.choose(EXPECTED_LOSS, None, LARGE).configs == (HEURISTIC["mosaic_tpu"],)
+        assert kernels.choose(EXPECTED_LOSS, None, LARGE._replace(n=4096)).configs == ()
+        assert kernels.choose(EXPECTED_LOSS, "xla", LARGE).configs == ()
         for mode in ("xla", "measured"):
             monkeypatch.setenv("JTREES_KERNELS", mode)
-            assert kernels.choose("expected_loss", None, LARGE).configs == ()
+            assert kernels.choose(EXPECTED_LOSS, None, LARGE).configs == ()
         monkeypatch.setenv("JTREES_KERNELS", "fast")
         with pytest.raises(ValueError, match="JTREES_KERNELS must be one of 'auto', 'measured', 'xla', got 'fast'"):
-            kernels.choose("expected_loss", None, LARGE)
+            kernels.choose(EXPECTED_LOSS, None, LARGE)
     assert all("Estimated" in decision.reason for decision in kernels.choices())
 
 
@@ -213,7 +263,7 @@ def test_sizes_that_a_kernel_refuses_run_in_xla():
         raise Unsupported("too large")
 
     with on(KINDS["v5e"]):
-        decision = default.decide("path_sum", LARGE, "mosaic_tpu", refuse, None)
+        decision = default.decide(PATH_SUM, LARGE, "mosaic_tpu", refuse, None)
     assert decision.config is None and "does not support" in decision.reason
 
 

@@ -331,13 +331,13 @@ def test_winners_are_those_of_the_device(monkeypatch):
     row = {"device": "TPU v9", "kernel": "soft_routing", "depth": 8, "p": 32, "k": 1, "n": 100}
     monkeypatch.setattr(config.Path, "read_text", lambda _: json.dumps([row | {"config": dataclasses.asdict(best)}]))
     config.winners.cache_clear()
-    sizes = kernels.Sizes(n=100, p=32, depth=8, k=1)
+    program, sizes = kernels.Program("soft_routing", "", kernels.soft_routing), kernels.Sizes(n=100, p=32, depth=8, k=1)
     try:
         with on_device("TPU v9", "tpu"):
-            assert kernels.choose("soft_routing", None, sizes) == kernels.Choice((best,), True)
+            assert kernels.choose(program, None, sizes) == kernels.Choice((best,), True)
             for size in ({"n": 99}, {"p": 33}, {"depth": 9}, {"k": 2}):
-                assert kernels.choose("soft_routing", None, sizes._replace(**size)) == kernels.Choice((), True)
-        assert kernels.choose("soft_routing", None, sizes).configs == ()
+                assert kernels.choose(program, None, sizes._replace(**size)) == kernels.Choice((), True)
+        assert kernels.choose(program, None, sizes).configs == ()
     finally:
         config.winners.cache_clear()
 

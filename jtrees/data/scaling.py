@@ -248,12 +248,14 @@ def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
 def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling) -> np.ndarray:
     """Returns the loss of each prediction in the user's units, ``(n,)``. Reports, verdicts and sweeps use no other.
 
-    A user-defined loss is computed on scaled targets.
+    A user-defined loss is computed on scaled targets. A loss that is not a number is infinite: it is as bad as any.
     """
     if task.in_units:
-        return task.prediction_loss(predictions, y, scaling.y_unit)
-    scaled = [jnp.asarray(scaling.transform_y(a)) for a in (predictions, y)]
-    return np.asarray(task.prediction_loss(*scaled), np.float64)
+        losses = task.prediction_loss(predictions, y, scaling.y_unit)
+    else:
+        scaled = [jnp.asarray(scaling.transform_y(a)) for a in (predictions, y)]
+        losses = np.asarray(task.prediction_loss(*scaled), np.float64)
+    return np.where(np.isnan(losses), np.inf, losses)
 
 
 def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:

@@ -189,7 +189,7 @@ def _out_of_bag_losses(
         losses[rows] = 1 - table.task.hits(out_of_bag[rows], table.y[rows])
         return losses
     losses_at = lambda answers, rows: row_losses(table.task, answers[rows], table.y[rows], data.scaling)
-    losses[rows] = np.nan_to_num(losses_at(out_of_bag, rows), nan=np.inf, posinf=np.inf)
+    losses[rows] = losses_at(out_of_bag, rows)
     mean = lambda values: float(np.average(values[rows], weights=None if table.weight is None else table.weight[rows]))
     safe = np.maximum(count, 1)
     inverse = mean(1 / safe)

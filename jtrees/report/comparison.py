@@ -86,7 +86,8 @@ class Comparison:
         weights = weights / weights.sum()
 
         def margin(rival: str) -> float:
-            differences = row_losses[name] - row_losses[rival]
+            with np.errstate(invalid="ignore"):  # both losses of a row may be infinite
+                differences = row_losses[name] - row_losses[rival]
             if not np.isfinite(differences).all():
                 return minimum
             error = np.sqrt(np.square(weights) @ np.square(differences - weights @ differences))

@@ -245,9 +245,7 @@ class Problem(Run):
         rows, table = self.rows[held_out & (self.rows >= 0)], self.data.table
         losses = np.full(len(table.x), np.nan)
         with distributed.apart():
-            row_losses = losses_of(model, table.rows(rows), self.data.scaling)
-        # A loss that is not a number is as bad as any.
-        losses[rows] = np.nan_to_num(row_losses, nan=np.inf, posinf=np.inf)
+            losses[rows] = losses_of(model, table.rows(rows), self.data.scaling)
         return LeftOut(losses, chose=True, several=False)
 
     def restored(self, fitted: Fitted, restore: Callable[[Fitted, Data], Fitted]) -> Fitted:

@@ -230,7 +230,6 @@ def _evaluated(fitted: RunFit, split: Fold) -> RunResult:
     row_losses, loss = np.zeros(0), result.loss
     if held_out is not None:
         row_losses = losses_of(result.model, held_out, fitted.data.scaling)
-        row_losses = np.where(np.isnan(row_losses), np.inf, row_losses)  # as bad as any
         loss = float(np.average(row_losses, weights=held_out.weight))
     fit = of_raw_table(result, split.table)
     return RunResult(fit, row_losses, loss, result.model.num_parameters, state, fitted.seconds)
