@@ -113,7 +113,22 @@ def fit(
         warmstart.import_packages()
     started = time.monotonic()
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
-    share, out = checked_share(held_out), None
+    monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
+    with monitor.interruptible():
+        return fit_dataset(recipe, dataset, key, monitor, started, validation=validation, held_out=held_out)
+
+
+def fit_dataset(
+    recipe: Recipe,
+    dataset: Dataset,
+    key: Array,
+    monitor: Monitor,
+    started: float,
+    validation: tuple[Any, ...] | None = None,
+    held_out: float = 0.0,
+) -> FitResult:
+    """Returns the fit to checked rows, with the comparison; ``started`` is when it began, by ``time.monotonic``."""
+    share, out = _checked_share(held_out), None
     if share and validation is not None:
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     if share:
@@ -123,22 +138,20 @@ def fit(
     evaluated = None if out is None else out.evaluated_by(table)
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
     check_recipes([recipe], folds := [Fold(table, chosen_by)])
-    monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     comparison = None
-    with monitor.interruptible():
-        with compilation.default_settings(), distributed.together("jtrees.fit"):
-            [fitted] = fits_of([recipe], [key], folds, monitor)
-        if isinstance(fitted.result, FloatingPointError):
-            raise fitted.result
-        if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
-            comparison = comparison_of(fitted, evaluated, monitor)
+    with compilation.default_settings(), distributed.together("jtrees.fit"):
+        [fitted] = fits_of([recipe], [key], folds, monitor)
+    if isinstance(fitted.result, FloatingPointError):
+        raise fitted.result
+    if recipe.targets(table.x, table.y) is table.y and table.task.has_baselines:
+        comparison = _comparison(fitted, evaluated, monitor)
     result = fitted.result
     report = result.report.replace(ended=monitor.reported_end)  # Ctrl-C may have come in the comparison
     if dataset.schema is not None:
         dataset.schema.warn()
     if comparison is not None:
         cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(monitor.ended)
-        advice = _advice(result.tree, fitted.task) if cause is None else f"{cause} ended the training early"
+        advice = _advice(result.tree, table.task) if cause is None else f"{cause} ended the training early"
         comparison.warn_if_behind(name := type(recipe).__name__, advice)
         report = report.replace(baselines=comparison.losses, verdict=comparison.verdict(name))
     return of_raw_table(result.replace(report=report.replace(seconds=time.monotonic() - started)), table)
@@ -152,7 +165,7 @@ def _advice(tree: Any, task: Task) -> str:
     return f"a sum of trees may do better: jtrees.estimators.Boosted{kind}()"
 
 
-def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
+def _comparison(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant."""
     # `evaluated` are rows that `held_out` sets aside. The linear model is fitted in the time that the end of a fit has.
     model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
@@ -163,7 +176,7 @@ def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -
     return compared(model, data.table, data.scaling, monitor=monitor.of_end(), **rows)
 
 
-def checked_share(held_out: Any) -> float:
+def _checked_share(held_out: Any) -> float:
     """Returns the fraction of rows to hold out; raises ``ValueError`` if it is not in [0, 1)."""
     number = isinstance(held_out, (int, float, np.number)) and not isinstance(held_out, bool)
     if not number or not 0 <= held_out < 1:
@@ -216,7 +229,6 @@ class RunFit(NamedTuple):
 
     result: FitResult | FloatingPointError  # the fit, or the error of a search that became non-finite
     data: Data
-    task: Task  # the task of the scaled data
     left_out: LeftOut | None = None  # losses of the rows that parts of the search were not trained on, or None
     seconds: float = 0.0  # seconds of the run; of concurrent runs, an equal share of their seconds
     expected_loss: float | None = None  # the loss that the search expects on new rows, or None
@@ -259,11 +271,11 @@ def fits_of(
             for (i, _, _), problem, result in zip(chunk, problems, results, strict=True):
                 data: Any = problem.data
                 if isinstance(result, FloatingPointError):
-                    yield RunFit(result, data, problem.task, seconds=share)
+                    yield RunFit(result, data, seconds=share)
                     continue
                 seconds = time.monotonic() - began
                 fit_result = _fit_result(result, unchecked[i], data.table, monitor, seconds)
-                yield RunFit(fit_result, data, problem.task, result.left_out, share, result.expected_loss)
+                yield RunFit(fit_result, data, result.left_out, share, result.expected_loss)
 
 
 def check_recipes(recipes: Sequence[Any], splits: Sequence[Fold]) -> None:

@@ -1,5 +1,6 @@
 """Compilation before the data are available: a rehearsal of a fit on a random table."""
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -8,8 +9,8 @@ import warnings
 import jax
 import numpy as np
 
-from jtrees import compilation, distributed, processes, validation as checks
-from jtrees.search.fit import Fold, check_recipes, checked_share, comparison_of, dataset_of, fits_of, validation_of
+from jtrees import processes, validation as checks
+from jtrees.search.fit import dataset_of, fit_dataset
 from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Recipe
 from jtrees.tasks import Classification, Policy, Regression, Task
@@ -75,8 +76,6 @@ def warmup(
     checks.check_count("rows", rows, least=2)
     checks.check_count("columns", columns)
     checks.check_count("validation_rows", validation_rows, least=0)
-    if checked_share(held_out) and validation_rows:
-        raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     recipe = _without_names(recipe)
     task, key, rng = _task_of(classes, outputs, task), jax.random.key(0), np.random.default_rng(0)
     random_sets = [
@@ -85,18 +84,11 @@ def warmup(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warnings would be about the random table
         signs = [1] + [0] * (columns - 1) if checks.check_flag("monotone", monotone) else None
-        dataset, out = dataset_of(recipe, *random_sets[0], None, task or "regression", signs), None
-        if held_out:
-            dataset, out = dataset.divided(held_out, key)
-        table = dataset.table()
-        chosen_by = validation_of(recipe, random_sets[1], table) if validation_rows else None
-        check_recipes([recipe], folds := [Fold(table, chosen_by)])
-        with compilation.default_settings(), distributed.together("jtrees.warmup"):
-            [fitted] = fits_of([recipe], [key], folds, Monitor(rehearses=True))
-        if not isinstance(fitted.result, FloatingPointError):
-            fitted.result.predict(table.x)
-            if fitted.task.has_baselines and recipe.targets(*random_sets[0]) is random_sets[0][1]:
-                comparison_of(fitted, None if out is None else out.evaluated_by(table), Monitor())
+        dataset = dataset_of(recipe, *random_sets[0], None, task or "regression", signs)
+        rows_of_fit: Any = {"validation": random_sets[1] if validation_rows else None, "held_out": held_out}
+        with contextlib.suppress(FloatingPointError):  # a fit to random rows may diverge; its programs are compiled
+            fit = fit_dataset(recipe, dataset, key, Monitor(rehearses=True), began, **rows_of_fit)
+            fit.predict(random_sets[0][0])
     return time.monotonic() - began
 
 

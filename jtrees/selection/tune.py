@@ -14,7 +14,7 @@ import numpy as np
 
 from jtrees import compilation, distributed, processes, segments, validation as checks, warmstart
 from jtrees.search import Recipe, Trial, Tuning
-from jtrees.search.fit import FitResult, Fold, check_recipes, dataset_of, fit
+from jtrees.search.fit import FitResult, Fold, check_recipes, dataset_of, fit_dataset
 from jtrees.search.monitor import Monitor
 from jtrees.selection.folder import RunFolder, RunResult, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
@@ -129,11 +129,12 @@ def tune(
         compared = f"{len(evaluated)} of {len(combinations)} combinations"
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
     trials, chosen = _chosen(evaluated, left)
-    about: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone}
-    about |= {"columns": columns, "missing": missing, "progress": progress}
-    about["max_seconds"] = max_seconds and max(1e-3, started + max_seconds - time.monotonic())
-    about["validation"] = validation if isinstance(validation, (tuple, list)) else None
-    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **about)
+    began = time.monotonic()
+    left_seconds = max_seconds and max(1e-3, started + max_seconds - began)
+    last = Monitor(progress) if left_seconds is None else Monitor(progress, began + left_seconds, left_seconds)
+    pair = validation if isinstance(validation, (tuple, list)) else None
+    with last.interruptible():
+        result = fit_dataset(with_options(recipe, chosen), dataset, fit_key, last, began, validation=pair)
     status = result.report.ended if monitor.ended == "finished" else monitor.ended
     tuning, seconds = Tuning(options=chosen, trials=trials), time.monotonic() - started
     return result.replace(report=result.report.replace(tuning=tuning, ended=status, seconds=seconds))
