@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Integer
+from jaxtyping import Array, Float, Int, Integer
 import numpy as np
 
 from jtrees import topology
@@ -36,27 +36,33 @@ class Thresholds(NamedTuple):
     gain: Float[Array, " nodes"]  # decrease of the impurity, or 0 if no split has a gain
 
 
-def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
-    """Returns edges of bins with about equal numbers of samples, ``(p, bins - 1)``, midway between two values."""
-    edges = np.full((x.shape[1], bins - 1), np.inf, np.float32)
+def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32, weight: Float[np.ndarray, " n"] | None = None) -> np.ndarray:
+    """Returns edges of bins with about equal weights of samples, ``(p, bins - 1)``, midway between two values."""
+    edges, after = np.full((x.shape[1], bins - 1), np.inf, np.float32), np.arange(1, bins) / bins
+    varies = weight is not None and np.ptp(weight) > 0
     for row, column in zip(edges, x.T, strict=True):
         values = np.unique(column)
         low = values[:-1]
         if len(values) > bins:
-            low = np.unique(np.quantile(column, np.arange(1, bins) / bins, method="lower"))
+            options = {"weights": weight, "method": "inverted_cdf"} if varies else {"method": "lower"}
+            low = np.unique(np.quantile(column, after, **options))
             low = low[low < values[-1]]
         row[: len(low)] = (low + values[np.searchsorted(values, low) + 1]) / 2
     return edges
 
 
-def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -> Float[Array, "p bins"]:
-    """Returns edges of bins with about equal numbers of the samples inside, like :func:`edges_of`, in a program."""
+def edges_within(x: Float[Array, "n p"], weight: Float[Array, " n"], bins: int) -> Float[Array, "p bins"]:
+    """Returns edges of bins with about equal weights of samples, like :func:`edges_of`, in a program."""
     # An edge is repeated if a bin would be empty.
-    count, after = inside.sum(), jnp.arange(1, bins)
-    last = after * (count // bins) + after * (count % bins) // bins - 1  # index of the last sample of each bin
+    after = jnp.arange(1, bins, dtype=weight.dtype)
 
     def edges(column: Array) -> Array:
-        ordered = jnp.append(jnp.sort(jnp.where(inside, column, jnp.inf)), jnp.inf)
+        column = jnp.where(weight > 0, column, jnp.inf)
+        order = jnp.argsort(column)
+        cumulative = jnp.cumsum(weight[order])
+        # Index of the last sample of each bin; a sample that two bins would share belongs to the second bin.
+        last = jnp.searchsorted(cumulative, after * cumulative[-1] / bins, side="right", method="sort") - 1
+        ordered = jnp.append(column[order], jnp.inf)
         low = ordered[jnp.maximum(last, 0)]
         following = ordered[jnp.searchsorted(ordered, low, side="right", method="sort")]  # the next larger value
         return (low + following) / 2

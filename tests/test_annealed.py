@@ -196,3 +196,23 @@ def test_a_stage_of_linear_leaves_ends_when_its_criterion_stalls():
     updates = lambda **options: np.isfinite(fit(x, y, recipe=LINEAR, epochs=200, starts=3, **options).history).sum()
     assert updates(halving=False) == 3 * 2 * 200
     assert 2 * 2 * 40 <= updates(halving=True) - 3 * 2 * 20 < 2 * 2 * 200
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_the_best_run_may_be_cart(validates):
+    """Trees of few rows lose to CART of all rows, which differs between runs because they hold out other rows."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(600, 3))
+    y = np.sin(2 * x[:, 0]) + 0.3 * rng.normal(size=600)
+    recipe = jtrees.GET(depth=2, starts=2, epochs=10, rows=64, ridge=False)
+    options = {"validation": (x[:200], y[:200])} if validates else {}
+    fit = jtrees.fit(jtrees.BestOf(recipe, runs=4), x[200:], y[200:], key=jax.random.key(2), **options)
+    report = fit.report.search
+    assert np.isfinite(report.scores).all() and report.run == report.scores.argmin()
+    assert report.scores[report.run] * np.ptp(y[200:]) ** 2 == pytest.approx(fit.loss, rel=0.02)
+    assert report.base.chosen >= 0 or fit.step == 0
+
+
+def test_a_loss_of_classes_is_refused_before_the_search():
+    with pytest.raises(ValueError, match="loss_function must be LogLoss here"):
+        jtrees.GET(depth=1).check(jtrees.Classification(2, lambda outputs, labels: outputs[:, 0]), (10, 2))

@@ -82,3 +82,31 @@ def test_all_values_of_a_grid_are_checked_before_the_first_run():
     for search in (jtrees.sweep, jtrees.tune):
         with pytest.raises(ValueError, match=r"alpha must be .* above 0, got Array\(-1"):
             search(recipe, X, Y, key=jax.random.key(0), grid={"options__alpha": (4.0, -1.0)})
+
+
+def without_score(**options):
+    method = jtrees.methods.get(depth=3, **options)
+    return method._replace(loss=lambda *args, **keywords: (method.loss(*args, **keywords)[0], jnp.zeros(())))
+
+
+def with_score(**options):
+    return jtrees.methods.get(depth=3, **options)
+
+
+def test_the_validation_loss_of_the_model_chooses_its_update():
+    """The score of the method, whose leaves would be fitted to the validation set, does not matter."""
+    validation = X[300:], Y[300:]
+    recipe = jtrees.FromMethod(make=with_score, options={"alpha": 20.0}, epochs=10)
+    search = lambda make: jtrees.fit(recipe.replace(make=make), X[:300], Y[:300], validation=validation, key=KEY)
+    fits = [search(make) for make in (with_score, without_score)]
+    assert fits[0].step == fits[1].step and fits[0].loss == fits[1].loss
+    assert fits[0].loss == pytest.approx(np.mean((fits[0].predict(X[300:]) - Y[300:]) ** 2))
+
+
+def test_linear_leaves_of_a_method_are_known():
+    options = {"options": {"alpha": 20.0}, "static": {"depth": 2, "leaves": "linear"}}
+    recipe = jtrees.FromMethod(make=jtrees.methods.get, **options, epochs=5)
+    assert recipe.tree_leaves(jtrees.Regression()) == "linear"
+    assert RECIPE.tree_leaves(jtrees.Regression()) == "constant"
+    with pytest.raises(ValueError, match="base must end in a tree with constant leaves"):
+        jtrees.fit(jtrees.Polished(recipe), X, Y, key=KEY)

@@ -96,8 +96,8 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
     x = x if values is None else np.round(x).clip(0, values - 1)
     inside = rng.random(203) < 0.7
     edges_within = jax.jit(splitting.edges_within, static_argnames="bins")
-    assert np.isinf(edges_within(x, np.zeros(203, bool), bins=8)).all()
-    edges = np.asarray(edges_within(x, inside, bins=8))
+    assert np.isinf(edges_within(x, np.zeros(203, np.float32), bins=8)).all()
+    edges = np.asarray(edges_within(x, inside.astype(np.float32), bins=8))
     assert edges.shape == (3, 7) and (edges[:, 1:] >= edges[:, :-1]).all()
     for column, column_edges in zip(x[inside].T, edges, strict=True):
         finite = column_edges[np.isfinite(column_edges)]
@@ -107,6 +107,24 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
             assert len(finite) == 7 and set(counts) <= {inside.sum() // 8, inside.sum() // 8 + 1}
         else:
             np.testing.assert_array_equal(np.unique(finite), [0.5, 1.5][: values - 1])
+
+
+@pytest.mark.parametrize("in_program", [False, True])
+def test_bins_have_equal_weights(in_program):
+    """A whole weight is a number of equal samples."""
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(300, 2)).astype(np.float32), rng.integers(0, 9, 300)
+    weight[x[:, 0] > 1] *= 20
+    x, weight = x[weight > 0], weight[weight > 0]
+    within = jax.jit(splitting.edges_within, static_argnames="bins")
+    find = within if in_program else lambda x, weight, bins: splitting.edges_of(x, bins, weight)
+    edges = np.asarray(find(x, weight.astype(np.float32), bins=8))
+    for column, column_edges in zip(x.T, edges, strict=True):
+        bins = np.bincount(np.searchsorted(column_edges, column), weight, 8)
+        assert np.abs(np.cumsum(bins) - weight.sum() * np.arange(1, 9) / 8).max() <= weight.max()
+    each = np.repeat(x, weight, axis=0)
+    equal = np.asarray(find(each, np.ones(len(each), np.float32), bins=8))
+    assert np.abs(equal - edges).max() < 0.2
 
 
 def test_columns_by_covariance_are_those_of_the_definition():

@@ -17,8 +17,8 @@ class BestOfReport(Report):
 
     Attributes:
       run: the index of the chosen run.
-      scores: the loss of each run on scaled data, ``(runs,)``. It is infinite in three cases: the run is not finite,
-        CART is better than each start of GET or RADDT on held-out rows, or a deadline left no time to finish the run.
+      scores: the loss of each run on scaled data, ``(runs,)``. It is infinite if the run is not finite, or if a
+        deadline left no time to finish the run.
       base: the report of the chosen run.
     """
 

@@ -18,9 +18,9 @@ from jtrees.monotone import without_negative
 from jtrees.ridge import principal_components, ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
-from jtrees.search.sample import drawn_rows, random_rows
+from jtrees.search.sample import drawn_rows
 from jtrees.segments import effective, ones_or
-from jtrees.tasks import Classification, Policy, Task
+from jtrees.tasks import Classification, Policy, Regression, Task
 from jtrees.tasks.labels import shares
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -43,10 +43,11 @@ def bin_edges(problem: Problem, bins: int) -> np.ndarray:
 
 def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) -> np.ndarray:
     def edges(rows: Batch) -> np.ndarray:
-        x = np.asarray(rows.x)
+        x, _, weight = rows
         if len(x) > (most_rows := _ROWS_OF_BIN * bins):
-            x = x[random_rows(np.arange(len(x)), most_rows, np.random.default_rng(0))]
-        return splitting.edges_of(x, bins)
+            chosen, weight = drawn_rows(rows.y, weight, most_rows, Regression(), np.random.default_rng(0))
+            x = x[chosen]
+        return splitting.edges_of(np.asarray(x), bins, weight)
 
     return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]
 

@@ -14,14 +14,12 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import ops
-from jtrees.search.minibatch import Result, prediction_loss
+from jtrees.search.minibatch import Result, refitted
 from jtrees.search.problem import Fitted, Problem
 from jtrees.search.run import Run
 from jtrees.segments import mean_one, ones_or, wide
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree, with_empty_leaves
 
 
 def _is_direct(task: Task) -> bool:
@@ -47,7 +45,7 @@ async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
     """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself."""
     if _is_direct(problem.task):
         return fitted
-    tree, score = (await problem.map(_fitted_to_loss, fitted.scaled.replace(leaves=None))).host
+    tree, score = (await problem.map(refitted, fitted.scaled.replace(leaves=None))).host
     return Result(tree, score, fitted.step, fitted.report).fitted(fitted.history)  # type: ignore[arg-type]
 
 
@@ -67,11 +65,3 @@ def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
     scaled = lambda step: (step - low) / jnp.where(unit > 0, unit, 1)
     return (scaled(step), weight), (scaled(evaluation_step), evaluation_weight)
-
-
-def _fitted_to_loss(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
-    """Returns the tree with leaves fitted to the loss itself, and the loss of the tree."""
-    tree = with_empty_leaves(splits, "constant", run.task)
-    leaf = ops.hard(tree.weights, tree.bias, run.batch.x)
-    tree = run.ordered(tree.replace(leaves=tree.leaves.refit(leaf, *run.batch)), leaf)
-    return tree, prediction_loss(run.task, tree, run.evaluation)

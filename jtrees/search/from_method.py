@@ -7,7 +7,6 @@ from typing import Any
 from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 import optax
 
 from jtrees import pytree, training, validation
@@ -53,8 +52,8 @@ class FromMethod(MiniBatchRecipe):
     """Recipe that trains a :class:`jtrees.Method` on mini-batches; it can be fitted to tables, tuned, swept and bagged.
 
     Features are scaled to mean 0 and standard deviation 1, and targets to [0, 1]. The model is the hardened tree after
-    the last update. If ``validation`` is given, the model is the hardened tree of the evaluation with the lowest
-    ``score`` of the method on the validation set. The report is a :class:`jtrees.search.TreeReport`.
+    the last update. If ``validation`` is given, the model is the hardened tree of the evaluation with the lowest loss
+    on the validation set. The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       make: ``(**static, **options, task=task) -> Method``, such as ``jtrees.methods.get``. Each function compiles its
@@ -81,14 +80,8 @@ class FromMethod(MiniBatchRecipe):
     rule: Callable[..., optax.GradientTransformation] = option(optax.adam)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        n, p = shape
-        method = self._method(task)
+        tree, p = self._tree(task, shape), shape[1]
         super().check(task, shape)
-        labels = isinstance(task, Classification)
-        y = jax.ShapeDtypeStruct((n,), jnp.int32) if labels else jax.ShapeDtypeStruct((n, *task.shape), jnp.float32)
-        batch = Batch(jax.ShapeDtypeStruct((n, p), jnp.float32), y)  # type: ignore[arg-type]
-        harden = lambda batch, key: method.harden(method.init(batch, key=key), batch)
-        tree = jax.eval_shape(harden, batch, jax.random.key(0))
         if not isinstance(tree, ObliqueTree):
             raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
         kind = kind_of("constant" if tree.leaves.is_constant else "linear", task)
@@ -96,6 +89,18 @@ class FromMethod(MiniBatchRecipe):
         expected, got = map(shape_of, (kind.empty(len(tree.bias) + 1, p, task.shape), tree.leaves))
         if got != expected:
             raise ValueError(f"make must give leaves of shape {expected} for {task}, got {got}: does it use task?")
+
+    def tree_leaves(self, task: Task) -> str:
+        return "constant" if self._tree(task, (2, 1)).leaves.is_constant else "linear"
+
+    def _tree(self, task: Task, shape: tuple[int, int]) -> Any:
+        """Returns the shapes of the hardened tree of a table with a number of rows and features."""
+        method, (n, p) = self._method(task), shape
+        labels = isinstance(task, Classification)
+        y = jax.ShapeDtypeStruct((n,), jnp.int32) if labels else jax.ShapeDtypeStruct((n, *task.shape), jnp.float32)
+        batch = Batch(jax.ShapeDtypeStruct((n, p), jnp.float32), y)  # type: ignore[arg-type]
+        harden = lambda batch, key: method.harden(method.init(batch, key=key), batch)
+        return jax.eval_shape(harden, batch, jax.random.key(0))
 
     def _method(self, task: Task) -> training.Method:
         try:
@@ -114,8 +119,3 @@ class FromMethod(MiniBatchRecipe):
 
     def optimizer(self, run: Run) -> optax.GradientTransformation:
         return self.rule(optax.cosine_decay_schedule(self.learning_rate, self.schedule(len(run.batch.x)).steps))
-
-    def evaluate(self, run: Run, params: Any) -> Array:
-        step = jnp.asarray(self.schedule(len(run.batch.x)).steps, jnp.int32)
-        rows = training.state.normalised(run.evaluation)
-        return self._method(run.task).loss(params, rows, key=jax.random.key(0), step=step)[1]

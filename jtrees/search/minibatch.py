@@ -11,7 +11,7 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import blocking, distributed, losses, pytree, training, validation as checks
+from jtrees import blocking, distributed, losses, ops, pytree, training, validation as checks
 from jtrees.search.options import option
 from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import Fitted, Problem
@@ -21,6 +21,7 @@ from jtrees.search.run import Run
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 # Used if ``epochs`` is None: passes over the data, and the least and the largest number of updates. DGT and LatentTree
 # were less accurate on tables of some hundred rows if the least number was 2000.
@@ -212,6 +213,14 @@ def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, 
 def prediction_loss(task: Task, model: Any, rows: Batch) -> Array:
     """Returns the mean prediction loss of a model on a scaled batch, such as the mean squared error or log loss."""
     return _mean_over_blocks(task, lambda x, y: task.prediction_loss(model.apply(x), y), model, rows)
+
+
+def refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
+    """Returns the tree of splits with constant leaves of the training rows, and its loss on the evaluation rows."""
+    tree = with_empty_leaves(splits, "constant", run.task)
+    leaf = ops.hard(tree.weights, tree.bias, run.batch.x)
+    tree = run.ordered(tree.replace(leaves=tree.leaves.refit(leaf, *run.batch)), leaf)
+    return tree, prediction_loss(run.task, tree, run.evaluation)
 
 
 def _mean_over_blocks(task: Task, row_losses: Callable[[Array, Array], Array], model: Any, rows: Batch) -> Array:

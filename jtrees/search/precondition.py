@@ -98,7 +98,7 @@ class Preconditioned(NamedTuple):
 
     Attributes:
       fitted: the result.
-      preconditioning: how the features were preconditioned. None: no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried, and none above 0 was given.
       trial: the result of the best trial if a trial is the same procedure as the last training, else None.
       held_out: the rows that the trial was not trained on, ``(n,)`` bool.
     """
@@ -123,6 +123,11 @@ class Preconditioned(NamedTuple):
             return fitted
         trial = finish(sample.holding_out(self.held_out).replace(is_optional=False), self.trial, self.preconditioning)
         return fitted._replace(left_out=sample.left_out(trial.model, self.held_out))
+
+
+def spectrum_of_rows(problem: Problem) -> Spectrum:
+    """Returns the spectrum of the features of a problem; of a sample of its rows if a deadline is near."""
+    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.within(_PART))
 
 
 async def preconditioned(
@@ -166,10 +171,7 @@ async def preconditioned(
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
-    features = None
-    if any(strengths):  # of a sample of the rows if a deadline is near
-        monitor = problem.monitor.within(_PART)
-        features = problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=monitor)
+    features = spectrum_of_rows(problem) if any(strengths) else None
     # A training needs no table. For all compared strengths, the rows of the training determine the bins.
     scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 

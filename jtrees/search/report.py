@@ -102,7 +102,7 @@ class TrainingReport(Report):
     """The report of a recipe that trains by gradient descent.
 
     Attributes:
-      preconditioning: how the features were preconditioned. None: no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried, and none above 0 was given.
     """
 
     preconditioning: Preconditioning | None = None
@@ -115,7 +115,7 @@ class TreeReport(TrainingReport):
     Attributes:
       reached: number of internal nodes that at least one training row reaches. ``tree.prune(x)`` removes every
         unreached node.
-      preconditioning: how the features were preconditioned. None: no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried, and none above 0 was given.
     """
 
     reached: int

@@ -20,12 +20,13 @@ from jtrees import leaves as kinds, pytree, topology, training, validation as ch
 from jtrees.methods.annealed import boosted_tree
 from jtrees.methods.annealed.limits import limited_by_deadline, narrowed
 from jtrees.methods.annealed.result import best_tree
-from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
+from jtrees.methods.annealed.stages import StartResult, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS, Carts, grow_carts, held_out_rows, initial_starts
 from jtrees.search import Fitted, Problem, Recipe, Run, gather, option
+from jtrees.search.minibatch import refitted
 from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, sampled
-from jtrees.tasks import Task
+from jtrees.tasks import Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
 
@@ -115,6 +116,7 @@ class Annealed(Recipe):
         return splits, score
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
+        check_log_loss(task)
         kinds.kind_of(self.leaves, task)  # raises for linear leaves with a loss of classes
         numbers = topology.num_nodes(self.depth) * (shape[1] + 1)  # parameters of the splits of a start
         checks.check_size("starts", self.starts, numbers)
@@ -195,8 +197,8 @@ class Annealed(Recipe):
         """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
         trees = [(folds[k % len(folds)], result.tree) for k, result in enumerate(short)]
         trees += [(fold, tree) for fold, fold_trees in zip(folds, carts.fold_trees, strict=True) for tree in fold_trees]
-        values = await gather(*(fold.map(held_out_loss, tree) for fold, tree in trees))
-        losses = np.array([value.host for value in values])
+        values = await gather(*(fold.map(refitted, tree) for fold, tree in trees))
+        losses = np.array([value.host[1] for value in values])
         scores = np.where([result.finite for result in short], losses[: len(short)], np.inf)
         if not carts.trees:
             return scores, -1

@@ -15,7 +15,7 @@ from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import Problem, Run
 from jtrees.search.minibatch import prediction_loss
 from jtrees.search.stage import train_stage
-from jtrees.training import Batch, Best, TrainState
+from jtrees.training import Best, TrainState
 from jtrees.tree import ObliqueTree, with_empty_leaves
 
 _WARM_UP = 10  # linear warm-up steps
@@ -160,18 +160,9 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
     validates = run.has_validation_set
     if validates or run.monotone is not None:
         tree = tree.refit(*run.batch)
-        return tree.leaves, _loss_in_order(run, tree, run.evaluation if validates else run.batch)
+        ordered = run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x))
+        return tree.leaves, prediction_loss(run.task, ordered, run.evaluation if validates else run.batch)
     return tree.leaves.refit_with_criterion(ops.hard(tree.weights, tree.bias, run.batch.x), *run.batch)
-
-
-def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
-    """Returns the mean loss of the hard tree of splits of the features, on the rows for evaluation."""
-    return _loss_in_order(run, _empty_tree(run, splits).refit(*run.batch), run.evaluation)
-
-
-def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:
-    """Returns the mean loss on ``rows`` of a hard tree, whose leaves are put in the order of the monotone features."""
-    return prediction_loss(run.task, run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x)), rows)
 
 
 def _empty_tree(run: Run, splits: ObliqueTree) -> ObliqueTree:

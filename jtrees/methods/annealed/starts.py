@@ -13,7 +13,7 @@ from jtrees.monotone import without_negative
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges, grown_cart, grown_on_ridge
 from jtrees.search.monitor import Monitor
-from jtrees.search.precondition import WIDEST, matrix, spectrum
+from jtrees.search.precondition import WIDEST, matrix, spectrum_of_rows
 from jtrees.search.sample import fold_rows
 from jtrees.tasks import Task
 from jtrees.training import Batch
@@ -114,7 +114,7 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
     short, long = (low + (high - low) * part for part in np.split(uniform[:, :numbers], 2, axis=1))
     random_splits = 2 * uniform[:, numbers:].reshape(-1, nodes, p + 1) - 1
     strengths = _strengths(problem)
-    features = None if strengths is None else problem.computed_once(spectrum, problem.batch, monotone)
+    features = None if strengths is None else spectrum_of_rows(problem)
     starts = []
     for k in range(recipe.starts):
         strength, weights = None if strengths is None else strengths[k], random_splits[k, :, :-1]

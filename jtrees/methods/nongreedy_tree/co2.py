@@ -116,6 +116,7 @@ class CO2(Recipe):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         check_log_loss(task)
         most_rows(self)
+        self.level(shape[0])  # raises for too many updates
 
     def level(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of a level, for n samples."""

@@ -83,7 +83,7 @@ def split_features(run: Run, edges: Array) -> tuple[Float[Array, "p d"], Float[A
         return jnp.zeros((x.shape[1], 0), x.dtype), edges
     directions = ridge_directions(standardised(run).batch, run.task, run.monotone)
     outputs = jnp.matmul(x, directions, precision="highest")
-    output_edges = splitting.edges_within(outputs, run.weight > 0, edges.shape[1] + 1)
+    output_edges = splitting.edges_within(outputs, run.weight, edges.shape[1] + 1)
     return directions, jnp.concatenate([edges, output_edges.astype(edges.dtype)])
 
 

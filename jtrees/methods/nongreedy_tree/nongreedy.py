@@ -140,6 +140,10 @@ class NonGreedy(CO2):
     def level(self, n: int) -> Schedule:
         return Schedule.for_rows(n, self.greedy_epochs, self.batch_size)
 
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        super().check(task, shape)
+        self.joint(shape[0])  # raises for too many updates
+
     def joint(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of the joint stage, for n samples."""
         return Schedule.for_rows(n, self.epochs, self.batch_size)
