@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import routing, sharding, topology, validation
 from jtrees._expected_loss import expected, leaf_probabilities
+from jtrees.segments import at_least_float32
 from jtrees.tasks.labels import is_soft
 import pallas_kernels as kernels
 from pallas_kernels import Choice, Implementation, Unsupported
@@ -130,7 +131,7 @@ def path_sum(
     if not how.configs:
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
-    operands = weights, bias, leaf_values, x, jnp.asarray(fixed, _at_least_float32(x))
+    operands = weights, bias, leaf_values, x, jnp.asarray(fixed, at_least_float32(x))
     return _differentiable(how, fused, plain, *operands)
 
 
@@ -249,7 +250,7 @@ def ensemble(
     first_tree = weights[0], bias[0], leaf_values[0]
     program = kernels.Program("ensemble", "", ensemble)
     how = _choose(program, implementation, True, x, *first_tree, not_by=("triton",))
-    operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
+    operands = weights, bias, leaf_values, x, jnp.asarray(gamma, at_least_float32(x))
     return _differentiable(how, fused, plain, *operands)
 
 
@@ -258,14 +259,9 @@ def _differentiable(how: Choice, fused: Callable[..., Any], plain: Callable[...,
 
     def wide(*operands: Any) -> Array:
         out = plain(*operands)
-        return out.astype(_at_least_float32(out))
+        return out.astype(at_least_float32(out))
 
     return kernels.differentiable(how, _by_rows(fused, 3), wide if how.configs else plain, *operands)
-
-
-def _at_least_float32(x: Array) -> Any:
-    """Returns the dtype of numbers that are combined with an array, which may have a shorter dtype or be integers."""
-    return x.dtype if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4 else jnp.float32
 
 
 def _check_route(route: Any) -> None:
@@ -335,7 +331,7 @@ def expected_loss(
     how = _choose(program, implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     if not (n := x.shape[0]):
         raise ValueError(f"x must hold at least one sample, got shape {x.shape}")
-    share = jnp.full(n, 1 / n, _at_least_float32(x)) if weight is None else weight / n
+    share = jnp.full(n, 1 / n, at_least_float32(x)) if weight is None else weight / n
     return expected(route, how, weights, bias, leaves, x, y, share)
 
 

@@ -93,6 +93,11 @@ def floating(y: Array) -> Array:
     return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
 
 
+def at_least_float32(x: Array) -> Any:
+    """Returns the dtype of numbers that are combined with an array, which may have a shorter dtype or be integers."""
+    return x.dtype if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4 else jnp.float32
+
+
 def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[Array, " n"]:
     """Returns the weights, or ones if they are None, in the array type and by default the dtype of the targets."""
     xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)

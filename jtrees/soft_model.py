@@ -19,7 +19,8 @@ class SoftModel:
     """A network on scaled data, and the scaling from the user's units.
 
     Attributes:
-      network: a pytree with ``outputs(x)``, a pure function of scaled features, and the number of its ``features``.
+      network: a pytree with ``outputs(x)``, a pure function of scaled features, the number of its ``features``, and its
+        parameters ``params``.
       scaling: the :class:`jtrees.data.Scaling` of the training data. None: x and predictions are scaled.
       task: the task of the model.
       bounded: whether predictions are clipped to the range of the training targets, extended by a tenth. A network on x

@@ -277,3 +277,12 @@ def test_bad_streams_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             run(*args, **options)
+
+
+def test_losses_have_the_precision_of_the_learner():
+    loss = lambda i, action: 1e5 + action
+    x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float16)
+    learner = jtrees.methods.bandit_regressor(2)
+    half, single = (jtrees.methods.run_bandit(learner, x, loss, key=KEY) for x in (x, x.astype(np.float32)))
+    assert half.state.skipped == 0
+    np.testing.assert_array_equal(half.losses, single.losses)

@@ -175,3 +175,14 @@ def test_bad_input_is_refused():
     deep = np.zeros((1, 2**21 - 1, 1), np.float32)
     with pytest.raises(ValueError, match="depth 1 to 20, got depth 21"):
         routing.reachable_leaves(np.zeros((1, 1)), deep, deep[:, :, 0], 1.0)
+
+
+@pytest.mark.parametrize("gamma", [1e-30, 1e-38, 1e-40, 1e-50])
+def test_tiny_widths_are_hard_splits(gamma):
+    x, weights = jnp.asarray([[-3.0], [0.0], [3.0]]), jnp.ones((1, 1, 1))
+    outputs = lambda weights: routing.conditional_ensemble(x, weights, jnp.zeros((1, 1)), VALUES, gamma)
+    np.testing.assert_array_equal(outputs(weights)[:, 0], [0, 5.5, 11])
+    assert jnp.isfinite(jax.grad(lambda weights: outputs(weights).sum())(weights)).all()
+
+
+VALUES = jnp.asarray([[[0.0], [11.0]]])

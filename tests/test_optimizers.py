@@ -38,6 +38,20 @@ def test_a_rate_that_vanishes_is_0_once_it_is_below_the_least(standard_promotion
     assert state.vanished
 
 
+@pytest.mark.parametrize("offset", [0, -2, 3])
+def test_a_plateau_is_where_the_loss_does_not_fall(offset, standard_promotion):
+    """Also below 0; for losses above 0 it is optax's plateau."""
+    losses = offset + jnp.asarray([1.0, 0.8, 0.9, 0.5, 0.5, 0.51, 0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4])
+    scales = []
+    options = {"factor": 0.5, "patience": 2, "accumulation_size": 2}
+    for optimizer in (reduce_until_vanished(**options, least=0.0), optax.contrib.reduce_on_plateau(**options)):
+        step = lambda state, value, optimizer=optimizer: optimizer.update(jnp.ones(()), state, value=value)[::-1]
+        scales.append(jax.lax.scan(step, optimizer.init(jnp.ones(())), losses)[1])
+    plateau, of_optax = np.asarray(scales)
+    assert plateau.tolist() == [1] * 15 + [0.5]
+    assert (plateau == of_optax).all() == (offset >= 0)
+
+
 def test_rmsprop_has_the_decay_of_the_authors_code_and_clips_before_it(standard_promotion):
     """As PyTorch's RMSprop with alpha 0.99, except that momentum follows the learning rate."""
     optimizer = rmsprop(0.1, momentum=0.5, clip=5.0)

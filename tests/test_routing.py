@@ -313,3 +313,11 @@ def test_the_activity_of_many_samples_is_solved_by_subtrees(depth, monkeypatch):
 def test_rewards_below_a_node_without_a_score_are_not_numbers():
     q = np.asarray(rewards(jnp.zeros((7, 1)).at[1].set(jnp.nan)))[:, 0]
     assert np.flatnonzero(np.isnan(q)).tolist() == [3, 4, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_activity_of_many_samples_is_finite_in_half_precision(weighted):
+    scores = np.random.default_rng(0).normal(size=(3, 70_000)).astype(np.float16)
+    weight = jnp.ones(70_000, jnp.float16) if weighted else None
+    half = activity(jnp.asarray(scores), 0.01, weight)
+    np.testing.assert_allclose(half, activity(jnp.float32(scores), 0.01), atol=1e-2)

@@ -160,3 +160,22 @@ def test_bad_options_are_named():
         jtrees.fit(SMALL.replace(trees=2**30), X, Y, key=KEY)
     with pytest.raises(ValueError, match='learning_rate must be None with step="logistic"'):
         jtrees.methods.tel(2, step="logistic", learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        jtrees.TEL(depth=3, trees=8, hard=True, precondition=0.0, learning_rate=0.2, epochs=20),
+        jtrees.GRANDE(depth=3, trees=8, hard=True, learning_rate=0.2, epochs=20),
+    ],
+)
+def test_hard_trees_are_chosen_by_their_own_loss(recipe):
+    """More epochs evaluate the same updates and further ones, so the lowest loss falls."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(228, 3))
+    y = x[:, 0] * x[:, 1] + rng.normal(size=228)
+    search = lambda epochs: jtrees.fit(
+        recipe.replace(epochs=epochs, early_stopping=False), x[:128], y[:128], validation=(x[128:], y[128:]), key=KEY
+    )
+    losses = [search(epochs).loss for epochs in (2, 5, 20)]
+    assert losses[0] >= losses[1] >= losses[2]

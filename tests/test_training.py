@@ -402,3 +402,14 @@ def test_a_gradient_through_training_is_the_slope_of_a_soft_loss_and_the_score_h
     (above, _), (below, _) = map(jax.jit(losses), (-2 + 1e-4, -2 - 1e-4))
     assert score_slope == 0 and abs(slope) > 1e-3
     np.testing.assert_allclose(slope, (above - below) / 2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [jtrees.methods.soft_decision_tree, jtrees.methods.tel, jtrees.methods.latent])
+def test_targets_take_the_precision_of_the_features(make, x64):
+    """NumPy's targets have double precision."""
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    data = jtrees.Batch(x, np.sign(x[:, 0]).astype(np.float64), np.ones(64))
+    method = make(2, 0.1) if make is jtrees.methods.latent else make(2)
+    result = jtrees.train(method, data, key=jax.random.key(0), optimizer=optax.adam(0.01), steps=3)
+    assert jnp.isfinite(result.losses).all()
+    method.harden(result.params, data)

@@ -53,7 +53,8 @@ class Bandit(NamedTuple):
       act: ``(state, x, *, key) -> (action, propensity)``: the action for a context ``(p,)``, and the probability with
         which the action was drawn, for off-policy evaluation. The action is a pair if the feedback is two-point.
       update: ``(state, x, action, propensity, loss) -> state``. The action must come from ``act`` for this state, or
-        for a state with equal ``params``. A loss that is not finite changes only the counts.
+        for a state with equal ``params``. A loss that is not finite changes only the counts. ``jax.jit(update)``
+        compiles once; outside of a program, each call compiles its conditional step.
       predict: ``(params, x) -> (n,) or (n, K)``: numbers, or scores of the actions, without exploration.
     """
 

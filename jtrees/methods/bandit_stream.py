@@ -73,9 +73,10 @@ def run_bandit(
     contexts = _checked_stream(learner, contexts, loss_fn, best_losses)
     checks.check_count("score_every", score_every)
     checks.check_key(key)
-    (n, p), dtype, (init_key, play_key) = contexts.shape, contexts.dtype, jax.random.split(key)
+    (n, p), (init_key, play_key) = contexts.shape, jax.random.split(key)
     state = learner.init(p, key=init_key) if state is None else state
     check_state(state, learner.init)
+    dtype = jax.tree.leaves(state.params)[0].dtype  # the learner computes in its own precision
 
     def play(state: BanditState, inputs: tuple[Array, Array]) -> tuple[BanditState, Any]:
         i, x = inputs
@@ -91,14 +92,13 @@ def run_bandit(
     state, (actions, propensities, losses, skipped, scores) = jax.lax.scan(play, state, (jnp.arange(n), contexts))
     queries = score_every * jnp.arange(1, 1 if score is None else n // score_every + 1)
     best = jnp.zeros(n, dtype) if best_losses is None else jnp.asarray(best_losses, dtype)
-    summed = jnp.float32 if dtype.itemsize < 4 else dtype
     return BanditRun(
         state=state,
         actions=actions,
         propensities=propensities,
         losses=jnp.where(skipped, jnp.nan, losses),
-        cumulative_loss=jnp.cumsum(jnp.where(skipped, 0, losses), dtype=summed),
-        regret=jnp.cumsum(jnp.where(skipped, 0, losses - best), dtype=summed),
+        cumulative_loss=jnp.cumsum(jnp.where(skipped, 0, losses)),
+        regret=jnp.cumsum(jnp.where(skipped, 0, losses - best)),
         skipped=skipped,
         queries=queries,
         scores=scores[queries - 1],

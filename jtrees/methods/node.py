@@ -16,7 +16,7 @@ from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 
-_FIRST_ROWS = 1024  # rows of the data-aware initialisation
+_ROWS_OF_START = 1024  # random rows of the data-aware initialisation
 
 
 @io.part
@@ -79,7 +79,7 @@ class ObliviousLayers:
 
 
 def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, task: Task) -> ObliviousTrees:
-    """Returns a layer for the first samples. No sample is beyond the end of a step (section 3.3)."""
+    """Returns a layer for a few samples. No sample is beyond the end of a step (section 3.3)."""
     # Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
     logits_key, rows_key, responses_key = jax.random.split(key, 3)
     logits = jax.random.uniform(logits_key, (trees, depth, x.shape[1]), x.dtype)
@@ -105,7 +105,7 @@ def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regressio
     def init(batch: Batch, *, key: Array) -> ObliviousLayers:
         task.check(batch.y)
         rows_key, *keys = jax.random.split(key, layers + 1)
-        x = jax.random.choice(rows_key, batch.x, (min(len(batch.x), _FIRST_ROWS),), p=batch.weight)
+        x = jax.random.choice(rows_key, batch.x, (min(len(batch.x), _ROWS_OF_START),), p=batch.weight)
         params: tuple[ObliviousTrees, ...] = ()
         initial = task.initial(batch).astype(x.dtype)
         for layer_key in keys:

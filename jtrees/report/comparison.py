@@ -81,7 +81,7 @@ class Comparison:
         means = {name: float(np.average(losses, weights=weight)) for name, losses in row_losses.items()}
         losses = means if charged is None else charged
         name, *rivals = row_losses
-        minimum = max(_MARGIN * losses["constant"], doubt)
+        minimum = max(_MARGIN * abs(losses["constant"]), doubt)
         weights: Any = np.ones(len(row_losses[name])) if weight is None else weight
         weights = weights / weights.sum()
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import isotonic, topology
+from jtrees.segments import at_least_float32
 
 _MOST_SCORES = 2**23  # scores whose rewards are in memory together: 64 MB in single precision
 
@@ -65,13 +66,16 @@ def activity(
       >>> print(jtrees.routing.activity(jnp.array([[1.0, 2.0]]), 0.25))  # no sample goes left: pruned
       [1. 0. 1.]
     """
+    # A sum over many samples would be infinite in float16.
+    dtype, wide = scores.dtype, at_least_float32(scores)
+    scores, weight = scores.astype(wide), None if weight is None else weight.astype(wide)
     samples = scores.shape[1] if weight is None else weight.sum()
-    price = jnp.asarray(penalty, scores.dtype) * samples
+    price = jnp.asarray(penalty, wide) * samples
     if weight is not None:  # a batch of zero weight still needs a positive penalty
         price = jnp.where(samples > 0, price, 1)
     depth = topology.depth_of(len(scores))
     if scores.size <= _MOST_SCORES or depth == 1:
-        return isotonic.prune(rewards(scores), price, weight, nested=True)
+        return isotonic.prune(rewards(scores), price, weight, nested=True).astype(dtype)
     # Rewards are nested, so the activity of a node is the smallest of the values on its path, each of which depends on
     # the rewards of its node alone. The lower levels are solved a subtree at a time, so that memory is bounded.
     upper, below = depth // 2, depth - depth // 2
@@ -86,4 +90,4 @@ def activity(
 
     lower = jax.lax.map(subtree, (jnp.asarray(subtrees), q[len(level) - 1 :], above[len(level) - 1 :]))
     levels = [lower[:, 2**k - 1 : 2 ** (k + 1) - 1].ravel() for k in range(1, below + 1)]
-    return jnp.concatenate([above, *levels])
+    return jnp.concatenate([above, *levels]).astype(dtype)

@@ -102,7 +102,7 @@ class Task:
     def initial(self, batch: Any) -> Float[Array, "*k"]:
         """Returns the best constant output for a :class:`jtrees.Batch`. A method that starts there learns sooner."""
         weight = ones_or(batch.weight, batch.x)
-        return self.loss_function.initial(batch.y, weight, math.prod(self.shape))  # type: ignore[attr-defined]
+        return self.leaf_loss.initial(batch.y, weight, math.prod(self.shape))  # type: ignore[attr-defined]
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """Returns the predictions for outputs of the model."""

@@ -15,6 +15,7 @@ from jaxtyping import Array
 import optax
 
 from jtrees import validation
+from jtrees.segments import at_least_float32
 from jtrees.training.state import NOT_TAKEN, Batch, Best, History, Method, Params, TrainState, normalised
 from jtrees.training.step import has_nan, keys_of, one_step, score_of
 
@@ -184,7 +185,10 @@ def _checked(data: Any) -> Batch:
         raise ValueError(f"y must have shape (n, ...) with n = {n}, got {jax.tree.map(jnp.shape, data.y)}")
     if data.weight is not None and data.weight.shape != (n,):
         raise ValueError(f"weight must have shape ({n},), one a row of x, got {data.weight.shape}")
-    return data
+    # Under x64, targets in NumPy's double precision would otherwise meet parameters in the precision of x.
+    dtype = at_least_float32(data.x)
+    cast = lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    return data._replace(y=jax.tree.map(cast, data.y), weight=jax.tree.map(cast, data.weight))
 
 
 def _check_method(method: Any, optimizer: Any) -> None:

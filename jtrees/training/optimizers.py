@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 import optax
 
 from jtrees.training.state import Number, at_step, for_optax
 
 _DECAY = 0.99  # decay of RMSprop's mean square in DGT's code
+_LEAST_GAIN = 1e-4  # least fraction by which a mean loss is lower than the lowest, as in optax
 
 
 def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax.GradientTransformation:
@@ -39,29 +40,65 @@ def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
 
 
 class PlateauState(NamedTuple):
-    """State of :func:`reduce_until_vanished`."""
+    """State of :func:`reduce_until_vanished`.
 
-    plateau: Any  # state of `optax.contrib.reduce_on_plateau`
-    vanished: Bool[Array, ""]  # whether the learning rate has vanished
+    Attributes:
+      lowest: lowest mean loss.
+      waited: number of means since the last lower mean.
+      scale: factor of the learning rate.
+      count: number of losses in the current mean.
+      mean: mean of these losses.
+      vanished: whether the learning rate has vanished.
+    """
+
+    lowest: Float[Array, ""]
+    waited: Int[Array, ""]
+    scale: Float[Array, ""]
+    count: Int[Array, ""]
+    mean: Float[Array, ""]
+    vanished: Bool[Array, ""]
 
 
 def reduce_until_vanished(
     *, factor: float, patience: int | Array, accumulation_size: int, least: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optax.contrib.reduce_on_plateau`` whose scale becomes exactly 0 when it falls below ``least``.
+    """Returns a reduction of the learning rate on a plateau, to exactly 0 when its factor falls below ``least``.
 
-    The run can end at that step, because all further updates are 0.
+    It is ``optax.contrib.reduce_on_plateau``, except for losses below 0, such as minus a reward. There optax would take
+    a higher loss for an improvement.
+
+    Args:
+      factor: factor of the learning rate on a plateau.
+      patience: number of means without a lower mean that make a plateau. A mean is lower if it is below the lowest by
+        1e-4 of its absolute value.
+      accumulation_size: number of losses in a mean.
+      least: least factor. The run can end below it, because all further updates are 0.
     """
-    reduce: Any = optax.contrib.reduce_on_plateau(factor, patience, accumulation_size=accumulation_size)
 
     def init(params: Any) -> PlateauState:
-        return PlateauState(reduce.init(params), jnp.zeros((), bool))
+        zero, dtype = jnp.zeros((), jnp.int32), optax.tree.dtype(params, "highest")
+        scale = jnp.ones((), optax.tree.dtype(params, "lowest"))
+        lowest, mean = jnp.asarray(jnp.inf, dtype), jnp.zeros((), dtype)
+        return PlateauState(lowest, zero, scale, zero, mean, jnp.zeros((), bool))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates, plateau = reduce.update(updates, state.plateau, params, **extra)
-        vanished = plateau.scale < least
-        updates = jax.tree.map(lambda a: jnp.where(vanished, 0, a), updates)
-        return updates, PlateauState(plateau, vanished)
+    def update(updates: Any, state: Any, params: Any = None, *, value: Array, **_: Any) -> tuple[Any, Any]:
+        count = state.count + 1
+        mean = ((state.count * state.mean + jnp.astype(value, state.mean.dtype)) / count).astype(state.mean.dtype)
+        margin = jnp.where(jnp.isfinite(state.lowest), _LEAST_GAIN * jnp.abs(state.lowest), 0)
+        gains, ends = mean < state.lowest - margin, count == accumulation_size
+        waited = jnp.where(gains, 0, state.waited + 1)
+        reduces = ends & (waited == patience)
+        scale = jnp.where(reduces, state.scale * factor, state.scale)
+        vanished = scale < least
+        state = PlateauState(
+            lowest=jnp.where(ends & gains, mean, state.lowest),
+            waited=jnp.where(ends, jnp.where(reduces, 0, waited), state.waited),
+            scale=scale,
+            count=jnp.where(ends, 0, count),
+            mean=jnp.where(ends, 0, mean),
+            vanished=vanished,
+        )
+        return jax.tree.map(lambda a: jnp.where(vanished, 0, scale * a), updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

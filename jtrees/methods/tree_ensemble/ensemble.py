@@ -71,12 +71,13 @@ def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[i
 def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
     """Returns the ensemble in the limit of gamma to 0, with leaves refitted jointly: a forest of summed trees."""
     # In regression, the leaf values of all trees solve one ridge regression on the indicators of the leaves reached, by
-    # conjugate gradients. In classification, they solve one multinomial logistic regression, by L-BFGS, and are logits
-    # with a softmax link. The values are shrunk towards the trained values with the weight of a sample for each leaf.
-    # So an empty leaf keeps its values. Weights have mean 1. The hard trees do not keep the accuracy that soft
-    # decisions gain.
+    # conjugate gradients. For other losses, they minimise the mean loss by L-BFGS: in classification, they solve one
+    # multinomial logistic regression, and are logits with a softmax link. The values are shrunk towards the trained
+    # values with the weight of a sample for each leaf. So an empty leaf keeps its values. Weights have mean 1. The hard
+    # trees do not keep the accuracy that soft decisions gain.
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
+    y = y.astype(values.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
     share = mean_one(ones_or(weight, x))
     outputs = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
     if task.is_least_squares:
@@ -97,7 +98,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
 
 
 def _minimised(fn: Any, start: Array) -> Array:
-    """Returns the minimiser of a convex function, found with L-BFGS."""
+    """Returns the minimiser of a smooth function, found with L-BFGS; of another function, a point of a low value."""
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(fn)
 
