@@ -1,6 +1,7 @@
 """The common base of the scikit-learn estimators (needs scikit-learn)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, timedelta
 import functools
 from numbers import Real
 from typing import Any, Self
@@ -28,6 +29,7 @@ from jtrees.tables.inference import checked_missing, inferred
 from jtrees.tree import ObliqueTree
 
 _Rows = np.ndarray | Frame | EncodedTable  # training rows
+_CELLS = (str, date, timedelta, np.datetime64, np.timedelta64)  # cells of an array of objects that are no numbers
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
 _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
 _FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
@@ -112,7 +114,7 @@ class TreeEstimator(BaseEstimator):
             between: Any = {"min_val": 0, "max_val": 1, "include_boundaries": "neither"}
             check_scalar(self.validation_fraction, "validation_fraction", Real, **between)
             strata = None if class_names is None else np.array(class_names)[y]  # names, because errors quote them
-            training, held_out = divided(len(y), self.validation_fraction, rng, strata)
+            training, held_out = divided(len(y), self.validation_fraction, rng, strata, name="validation_fraction")
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
@@ -198,7 +200,7 @@ class TreeEstimator(BaseEstimator):
         # scikit-learn converts dates to numbers, and its errors do not name an invalid column.
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
-        if raw and (isinstance(X, EncodedTable) or hasattr(X, "columns") or _has_text(X)):
+        if raw and (isinstance(X, EncodedTable) or hasattr(X, "columns") or self._is_raw(X, training=bool(y))):
             frame = self._raw_table(X, training=True) if y else None
             targets = [validate_data(self, y=target, **options) for target in y]
             table: Any = X.frame if isinstance(X, EncodedTable) else X
@@ -217,6 +219,13 @@ class TreeEstimator(BaseEstimator):
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, ensure_min_samples=2, **options)
         return raw_rows(x, self.missing, self.columns) or x, targets
+
+    def _is_raw(self, X: Any, *, training: bool) -> bool:
+        """Returns whether X is an array of objects ``(n, p)`` that is a raw table, such as the cells of a DataFrame."""
+        # A prediction must not depend on the cells of other rows.
+        if not (isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 2):
+            return False
+        return not training or any(isinstance(cell, _CELLS) or type(cell).__name__ == "NAType" for cell in X.flat)
 
     def _raw_table(self, X: Any, *, training: bool) -> Any:
         """Returns the raw table of a DataFrame, or of an array of objects, whose columns are identified by position.
@@ -320,12 +329,6 @@ class TreeEstimator(BaseEstimator):
           AttributeError: if the model is not one tree.
         """
         return self._single().num_leaves
-
-
-def _has_text(x: Any) -> bool:
-    """Returns whether x is an array of objects ``(n, p)``, such as the cells of a DataFrame, that holds text."""
-    cells = isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 2
-    return cells and any(isinstance(cell, str) for cell in x.flat)
 
 
 def positive_rows(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:

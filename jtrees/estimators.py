@@ -186,12 +186,15 @@ class _Classifier(ClassifierMixin, TreeEstimator):
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Returns the accuracy, the weighted share of the rows whose label is predicted."""
         check_is_fitted(self)
-        labels = label_array(y)[0]
+        labels, unclear = label_array(y)
+        if unclear:
+            raise ValueError(f"y must hold labels of one type, got {unclear}")
         if labels.ndim != 1 or self.classes_.dtype.kind not in "OS":
             return super().score(X, y, sample_weight)
         predicted = self.predict(X)
         checks.check_rows(labels, len(predicted))
-        return float(np.average(predicted == labels, weights=sample_weight))
+        weights = None if sample_weight is None else checks.check_weight(sample_weight, len(labels))
+        return float(np.average(predicted == labels, weights=weights))
 
 
 @io.estimator

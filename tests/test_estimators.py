@@ -481,3 +481,36 @@ def test_errors_name_the_parameters_of_the_estimator():
         regressor(monotonic_cst=[2, 0, 0, 0]).fit(X, Y)
     with pytest.raises(ValueError, match=r"validation_fraction == 1\.5, must be < 1"):
         regressor(validation_fraction=1.5).fit(X, Y)
+
+
+def test_a_prediction_for_an_array_of_objects_does_not_depend_on_other_rows():
+    rng = np.random.default_rng(0)
+    flag = rng.choice(np.array([True, False, "unknown"], object), 100)
+    rows = np.stack([rng.normal(size=100).astype(object), flag], axis=1)
+    model = regressor().fit(rows, (flag == True) * 5.0)  # noqa: E712
+    predictions = model.predict(rows)
+    for row in range(0, 100, 9):
+        np.testing.assert_array_equal(model.predict(rows[[row]]), predictions[[row]])
+
+
+def test_arrays_of_objects_may_hold_dates_and_missing_values():
+    days = pd.date_range("2024-01-01", periods=100, freq="3D")
+    for cells in (days.to_numpy(), days.to_pydatetime(), days.astype(object).where(np.arange(100) % 9 > 0, pd.NA)):
+        rows = np.stack([np.arange(100.0).astype(object), np.asarray(cells, object)], axis=1)
+        assert regressor().fit(rows, np.arange(100.0)).predict(rows[:1]).shape == (1,)
+
+
+def test_scores_refuse_missing_labels_and_wrong_weights():
+    model = classifier().fit(X, LABELS)
+    gap = np.asarray(LABELS, object)
+    gap[3] = None
+    with pytest.raises(ValueError, match="y must hold labels of one type, got None in row 3"):
+        model.score(X, gap)
+    days = np.where(np.asarray(LABELS) == LABELS[0], datetime.date(2024, 1, 1), datetime.date(2025, 1, 1))
+    with pytest.raises(ValueError, match=r"sample_weight must have shape \(400,\)"):
+        classifier().fit(X, days).score(X, days, np.ones(3))
+
+
+def test_a_validation_fraction_that_is_too_small_is_named():
+    with pytest.raises(ValueError, match=r"validation_fraction must suit the 400 rows, got 0\.001"):
+        classifier(validation_fraction=0.001).fit(X, LABELS)

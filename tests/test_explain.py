@@ -343,3 +343,12 @@ def test_what_does_not_vary_or_contribute_is_left_out():
 def test_the_background_of_shapley_values_is_named():
     with pytest.raises(ValueError, match="background must have 5 columns, got 4"):
         explain.shapley_values(TREE, rows(1), rows(9)[:, :4])
+
+
+def test_an_empty_background_is_refused():
+    frame = pd.DataFrame({"size": np.arange(20.0), "colour": ["red", "blue"] * 10})
+    model = jtrees.fit(recipes.DGT.replace(depth=1), frame, np.arange(20.0), key=jax.random.key(0)).model
+    with pytest.raises(ValueError, match="background must have at least one row, got 0"):
+        explain.shapley_values(model, frame[:1], frame[:0])
+    with pytest.raises(ValueError, match="x must have at least one row, got 0"):
+        explain.nearest_change(model, frame[:1], frame[:0])

@@ -6,11 +6,13 @@ import sqlite3
 import subprocess
 import tempfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
+import jtrees
 from jtrees import ObliqueTree, export
 from jtrees.leaves import Linear, Values
 from tests import needs, sweeps
@@ -213,3 +215,13 @@ def test_what_sql_refuses(message, options, tmp_path):
     with pytest.raises(ValueError, match=message):
         export.to_sql(**{"model": random_tree("logit", 1, 2)[0], "path": tmp_path / "model.sql"} | options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("cell", ["${:,.2f}", "{:.1f} %", "{:.1f} km"])
+def test_numbers_that_a_database_cannot_read_are_refused(cell, tmp_path):
+    numbers = np.linspace(500, 9000, 60)
+    table = pd.DataFrame({"size": [cell.format(number) for number in numbers]})
+    fit = jtrees.fit(jtrees.GET(depth=1, starts=1, epochs=5), table, numbers, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="columns must hold plain numbers in SQL, got 'size' with '"):
+        export.to_sql(fit.model, tmp_path / "model.sql")
+    assert not (tmp_path / "model.sql").exists()

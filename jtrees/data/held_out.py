@@ -24,14 +24,18 @@ def held_out_rows(
 
 
 def divided(
-    rows: int, share: float, random_state: Any, strata: np.ndarray | None = None
+    rows: int, share: float, random_state: Any, strata: np.ndarray | None = None, *, name: str = "share"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the training rows and of the held-out rows, by scikit-learn, which its users expect.
 
-    With ``strata``, labels of the rows, ``(n,)``, the share is that of every label.
+    With ``strata``, labels of the rows, ``(n,)``, the share is that of every label. Errors call the share ``name``.
     """
     from sklearn.model_selection import train_test_split  # imported here because it is slow
 
     options: Any = {"test_size": share, "random_state": random_state, "stratify": strata}
-    training, held_out = train_test_split(np.arange(rows), **options)
+    try:
+        training, held_out = train_test_split(np.arange(rows), **options)
+    except ValueError as error:
+        message = str(error).replace("The test_size", "The number of held-out rows")
+        raise ValueError(f"{name} must suit the {rows} rows, got {share!r}: {message}") from None
     return np.asarray(training), np.asarray(held_out)

@@ -69,7 +69,7 @@ def nearest_change(
       The change, or None if no change of the columns leads to another answer.
 
     Raises:
-      ValueError: for a model other than a single tree, or for rows that do not fit it.
+      ValueError: for a model other than a single tree, for rows that do not fit it, or without rows.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
@@ -82,6 +82,8 @@ def nearest_change(
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     sample = described.row(row)
     background = np.ma.array(features_of_rows(model, x), mask=described.gaps(x))
+    if not len(background):
+        raise ValueError("x must have at least one row, got 0")
     free = described.free() & ~described.gaps(as_rows(row))[0]
     varies = (background.max(0) > background.min(0)).filled(False)  # the deviation of equal values may be rounding
     deviation = np.where(free & varies, background.std(0).filled(0), 0.0)

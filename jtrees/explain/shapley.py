@@ -65,7 +65,7 @@ def shapley_values(
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Raises:
-      ValueError: for rows that do not fit the model, or for ``permutations`` below 1.
+      ValueError: for rows that do not fit the model, for an empty background, or for ``permutations`` below 1.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
@@ -79,6 +79,8 @@ def shapley_values(
     columns = ExplainedColumns.from_model(model, feature_names)
     inner = model.model if isinstance(model, FrameModel) else model
     samples, behind = features_of_rows(model, x), features_of_rows(model, background, "background")
+    if not len(behind):
+        raise ValueError("background must have at least one row, got 0")
     validation.check_count("permutations", permutations)
     players = len(columns.names)
     exact = players <= _EXACT

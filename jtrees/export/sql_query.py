@@ -57,9 +57,10 @@ def to_sql(
         ``prediction_NAME``.
 
     Raises:
-      ValueError: for any other model, for a column of dates, or for a wrong number of names. For two columns of the
-        table, or of the result, whose names a database does not distinguish. Such names differ only in the case of
-        letters, or after 63 bytes. For the character 0 or a carriage return in a name or a level.
+      ValueError: for any other model, or for a wrong number of names. For a column of dates, or of numbers that are
+        text with a currency, a unit or separators. For two columns of the table, or of the result, whose names a
+        database does not distinguish. Such names differ only in the case of letters, or after 63 bytes. For the
+        character 0 or a carriage return in a name or a level.
       OSError: if the file cannot be written.
 
     Example:
@@ -77,11 +78,19 @@ def to_sql(
     if dates := [field.name for field in fields if field.kind == "date"]:
         hint = "fit the model to numbers of days, or drop the column"
         raise ValueError(f"columns must not be dates, which differ between databases, got {quoted(dates[0])}: {hint}")
+    if written := [field for field in fields if field.kind == "number" and not _is_plain(field.column.reading)]:
+        got = f"got {quoted(written[0].name)} with {quoted(written[0].column.reading.example)}"
+        raise ValueError(f"columns must hold plain numbers in SQL, {got}: convert the column to numbers before the fit")
     if repeated := _repeated([field.name for field in fields]):
         raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")
     keys = [keys] if isinstance(keys, str) else list(keys)
     qualified = ".".join(map(sql_name, [table] if isinstance(table, str) else table))
     io.write_file(path, _statement(program, fields, qualified, keys, _output_names(program, keys, class_names)))
+
+
+def _is_plain(reading: Any) -> bool:
+    """Returns whether a database reads the numbers: without a currency, a unit, or separators of another language."""
+    return reading is None or (not (reading.before or reading.after or reading.thousands) and reading.decimal == ".")
 
 
 def _output_names(program: Program, keys: list[str], class_names: Sequence[str] | None) -> list[str]:
