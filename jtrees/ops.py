@@ -86,7 +86,7 @@ def soft(
 
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
-    call = lambda how, x, y, *tree: soft(*tree, x, route, implementation=how)
+    call = lambda how, x, y, w, b, v, route=route: soft(w, b, v, x, route, implementation=how)  # type: ignore[arg-type]
     program = kernels.Program("soft_routing", str(route), call)
     how = _choose(program, implementation, able, x, weights, bias, leaf_values)
     return _differentiable(how, fused, plain, weights, bias, leaf_values, x)
@@ -126,7 +126,7 @@ def path_sum(
         return out.reshape(-1, *leaf_values.shape[1:])
 
     able = leaf_values.ndim <= 2 and not (callable(window) and implementation is None)
-    program = kernels.Program("path_sum", "", lambda how, x, y, *tree: path_sum(*tree, x, implementation=how))
+    program = kernels.Program("path_sum", "", lambda how, x, y, w, b, v: path_sum(w, b, v, x, implementation=how))
     how = _choose(program, implementation, able, x, weights, bias, leaf_values)
     if not how.configs:
         return plain(weights, bias, leaf_values, x)
@@ -322,7 +322,7 @@ def expected_loss(
     able = isinstance(route, str) and leaves.kernel is not None
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
 
-    def call(how: Any, x: Array, y: Array, weights: Array, bias: Array, values: Array) -> Any:
+    def call(how: Any, x: Array, y: Array, weights: Array, bias: Array, values: Array, route: Any = route) -> Any:
         like = jax.tree.map(lambda _: values, leaves)
         targets = y.argmax(1) if leaves.kernel == "log" else y
         return expected_loss(weights, bias, like, x, targets, route=route, implementation=how)

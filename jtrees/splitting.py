@@ -44,7 +44,7 @@ def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32, weight: Float[np.ndarr
         values = np.unique(column)
         low = values[:-1]
         if len(values) > bins:
-            options = {"weights": weight, "method": "inverted_cdf"} if varies else {"method": "lower"}
+            options: Any = {"weights": weight, "method": "inverted_cdf"} if varies else {"method": "lower"}
             low = np.unique(np.quantile(column, after, **options))
             low = low[low < values[-1]]
         row[: len(low)] = (low + values[np.searchsorted(values, low) + 1]) / 2

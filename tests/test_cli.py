@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import jtrees
 from jtrees import cli
 from jtrees.cli import arguments
+from jtrees.cli.files import DataError, Rules, read_rows
 from jtrees.cli.parser import LOSSES, parse
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 from jtrees.tasks.custom import named
@@ -43,7 +45,8 @@ MISTAKES = [
     ([*FIT, "--tree", "--set", "deph=3"], "options of GET are 'depth', .*, got 'deph': write 'depth'"),
     ([*FIT, "--monotone", "area=1", "--monotone", "area=-1"], "--monotone must have one sign .*, got two for 'area'"),
     ([*FIT, "--columns", "id=drop", "--columns", "id=text"], "--columns must have one kind .*, got two for 'id'"),
-    ([*FIT, "--max-seconds", "-5"], "max_seconds must be"),
+    ([*FIT, "--max-seconds", "-5"], "--max-seconds must be"),
+    ([*FIT, "--tree", "--monotone", "zz=1"], "--monotone must name columns of x, .*, got 'zz'"),
     ([*FIT, "--task", "classification"], "target 'price' has .* labels of fewer than 5 rows"),
     ([*LOSS, "huber", "--task", "classification"], "--loss is for regression, and --task is class"),
     ([*FIT, "--quantile", "0.9"], "--quantile goes with --loss quantile"),
@@ -53,6 +56,8 @@ MISTAKES = [
     (["predict", "houses.csv", "houses.csv"], "houses.csv is not a complete file"),
     ([*PREDICT, "short.csv"], "short.csv must have the columns of the model, got none .* 'area'"),
     ([*PREDICT, "houses.csv", "--probabilities"], "--probabilities are for a classifier"),
+    ([*PREDICT, "houses.csv", "--out", "o.parquet"], "--out must be a CSV file, got 'o.parquet'"),
+    ([*PREDICT, "houses.csv", "--out", "-"], "--out must be the name of a file, got '-'"),
     ([*EXPLAIN, "empty.csv"], "empty.csv has no rows"),
     ([*EXPLAIN, "houses.csv", "--row", "300"], "--row must be from 0 to 299, got 300"),
     ([*EXPORT, "model.exe"], "FILE must end in .h, .py, .onnx, .stablehlo, .sql, .js, .mjs, got 'model.exe'"),
@@ -226,6 +231,90 @@ def test_a_target_that_cannot_be_written_is_an_error_before_the_work(
     assert capsys.readouterr().err.splitlines() == [f"jtrees: cannot read or write {tmp_path / out}: {reason}"]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "t.csv", "--target", "price", "--out", "t.csv"], "--out must be another file than TABLE, got 't.csv'"),
+        (
+            ["report", "t.csv", "--target", "price", "--out", "link"],
+            "--out must be another file than TABLE, got 'link'",
+        ),
+        (["predict", "m.py", "t.csv", "--out", "./link"], "--out must be another file than TABLE, got 'link'"),
+        (["predict", "m.py", "t.csv", "--out", "m.py"], "--out must be another file than MODEL, got 'm.py'"),
+        (["export", "m.py", "m.py"], "FILE must be another file than MODEL, got 'm.py'"),
+    ],
+)
+def test_the_output_replaces_no_input(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    for name in ("t.csv", "m.py"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to("t.csv")
+    assert run(*words) == 2
+    assert capsys.readouterr().err.splitlines() == [f"jtrees: {message}"]
+    assert [(tmp_path / name).read_text() for name in ("t.csv", "m.py", "link")] == ["t.csv", "m.py", "t.csv"]
+
+
+def test_a_seed_is_checked(capsys):
+    for seed in ("-1", str(2**32), "x"):
+        with pytest.raises(SystemExit):
+            parse([*FIT, "--seed", seed])
+        expected = f"argument --seed: must be a whole number from 0 to 4294967295, got {seed}"
+        assert capsys.readouterr().err.splitlines()[-1].endswith(expected)
+    assert parse([*FIT, "--seed", str(2**32 - 1)]).seed == 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "rules", "message"),
+    [
+        ("a,t,y\n0.5,a,1\n0.5\n", {}, "1 row has fewer fields than the header, the first in line 3"),
+        ('sep=;\na;b;c\n1;"x\ny";3\n\n  \n1;2\n1;2;\n3\n', {}, "2 rows have .* in line 7"),
+        (f"a,b\n1,{'x' * 200_000}\n1\n", {}, "1 row has .* in line 3"),
+        ("a b c\n1 2 3\n1 2\n", {"separator": " "}, "1 row has .* in line 3"),
+        ("a,b\n1,\n\n,\n", {}, None),
+    ],
+)
+def test_short_rows_are_counted(tmp_path, text, rules, message):
+    (tmp_path / "t.csv").write_text(text)
+    frame, changes = read_rows(tmp_path / "t.csv", Rules(**rules))
+    assert frame.iloc[-1, -1] is None and len(changes) == (message is not None)
+    assert message is None or re.fullmatch(message, changes[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"t": "b", "y": 1}]', "got a JSON file: save the table as CSV"),
+        (b'{"t": "b"}\n{"t": "c"}', "got a JSON file: save the table as CSV"),
+        (b"ARROW1\0\0", "got an Arrow or Feather file: save the table as Parquet or CSV"),
+        ("a,b\n1,2\n".encode("utf-16-le"), "has zero bytes, as UTF-16: try --encoding utf-16-le"),
+        ("a,b\n1,2\n".encode("utf-16-be"), "has zero bytes, as UTF-16: try --encoding utf-16-be"),
+    ],
+)
+def test_files_of_other_formats_are_named(tmp_path, content, message):
+    (tmp_path / "t.csv").write_bytes(content)
+    for encoding in ("utf-8", "latin-1"):
+        with pytest.raises(DataError, match=message):
+            read_rows(tmp_path / "t.csv", Rules(encoding=encoding))
+    if "utf-16" in message:
+        assert list(read_rows(tmp_path / "t.csv", Rules(encoding=message.split()[-1]))[0]) == ["a", "b"]
+    (tmp_path / "t.csv").write_text("[a],[b]\n1,2\n")
+    assert list(read_rows(tmp_path / "t.csv", Rules())[0]) == ["[a]", "[b]"]
+
+
+def test_predictions_for_a_program_are_utf_8(tmp_path, monkeypatch):
+    x, y = np.arange(40.0)[:, None], np.array(["日", "月"]).repeat(20)
+    jtrees.save(TreeClassifier(RECIPE, random_state=0).fit(x, y), tmp_path / "m.jtrees")
+    pd.DataFrame(x, columns=["a"]).to_csv(tmp_path / "t.csv", index=False)
+    for is_terminal, labels in ((False, {"日", "月"}), (True, {"\\u65e5", "\\u6708"})):
+        shown = io.BytesIO()
+        stream = io.TextIOWrapper(shown, encoding="latin-1")
+        monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)  # noqa: B023
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run("predict", tmp_path / "m.jtrees", tmp_path / "t.csv") == 0
+        monkeypatch.undo()
+        assert set(shown.getvalue().decode().split()) == {"prediction", *labels}
+
+
 class Gone(io.StringIO):
     """A pipe whose reader has gone."""
 
@@ -283,6 +372,24 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     assert run(*fitting, tmp_path / "none.jtrees") == 130
     assert capsys.readouterr().err.splitlines()[1:] == ["jtrees: interrupted"]
     assert not (tmp_path / "none.jtrees").exists()
+
+
+def test_sigterm_removes_the_unfinished_file(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(TreeRegressor, "fit", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        run("fit", folder / "houses.csv", "--target", "price", *TREE, "--out", tmp_path / "m.jtrees")
+    assert os.listdir(tmp_path) == [] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_program(tmp_path):
+    os.mkfifo(table := tmp_path / "t.csv")
+    command = [sys.executable, "-m", "jtrees", "fit", table, "--target", "y", "--out", tmp_path / "m.jtrees"]
+    with subprocess.Popen(command) as process, open(table, "w"):  # opened once the program reads the table
+        assert len(os.listdir(tmp_path)) == 2  # with the unfinished file
+        process.terminate()
+        assert process.wait(60) == 143
+    assert os.listdir(tmp_path) == ["t.csv"]
 
 
 def test_recipes_by_name():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import sys
 from typing import Any
 
-from jtrees.cli.console import status_of
+from jtrees.cli.console import ended_by_sigterm, status_of
 from jtrees.cli.parser import parse
 
 
@@ -12,10 +12,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status.
 
     The status is 0 on success, 2 after an error message in a single line, and 130 after Ctrl-C. It is 141 if the reader
-    of the output has gone, which ends no command.
+    of the output has gone, which ends no command. SIGTERM raises ``SystemExit(143)``.
     """
     options = parse(arguments)
-    return status_of(lambda: _run(options))
+    with ended_by_sigterm():
+        return status_of(lambda: _run(options))
 
 
 def _run(options: Any) -> int:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 import contextlib
 import logging
+import os
 from pathlib import Path
 import shlex
 import sys
@@ -39,6 +40,7 @@ _HELD_OUT_OF_REPORT = 0.25
 _FEWEST = 30  # least number of rows of a table for a verdict
 _BACKGROUND = 100  # largest number of background rows of Shapley values
 _FORMATS = export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql, export.to_javascript
+_OPTIONS = {"monotonic_cst": "--monotone", "max_seconds": "--max-seconds"}  # by the parameter in a message
 _WRITERS = dict(zip(SUFFIXES, [*_FORMATS, export.to_javascript], strict=True))  # .js and .mjs
 
 
@@ -48,9 +50,11 @@ def run(options: argparse.Namespace) -> int:
     command = {"fit": _fit, "predict": _predict, "explain": _explain, "export": _export, "report": _report}
     try:
         with _messages_as_lines():
+            _check_output(options)
             return command[options.command](options)
     except (ValueError, ImportError, FloatingPointError, MemoryError, JaxRuntimeError) as error:
-        print(f"jtrees: {one_line(error)}", file=sys.stderr)
+        first, *words = one_line(error).split(" ")
+        print("jtrees:", _OPTIONS.get(first, first), *words, file=sys.stderr)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         print(f"jtrees: cannot read or write{where}: {error.strerror or one_line(error)}", file=sys.stderr)
@@ -58,6 +62,24 @@ def run(options: argparse.Namespace) -> int:
         print("jtrees: interrupted", file=sys.stderr)
         return 130
     return 2
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Raises :class:`DataError` if the output would replace an input, or has the name of another format."""
+    argument = "FILE" if options.command == "export" else "--out"
+    output: Path | None = getattr(options, "file" if argument == "FILE" else "out", None)
+    if output is None:
+        return
+    got = f"got {validation.quoted(str(output))}"
+    if str(output) == "-":
+        raise DataError(f"{argument} must be the name of a file, {got}")
+    if options.command == "predict" and is_parquet(output):
+        raise DataError(f"{argument} must be a CSV file, {got}")
+    for name in ("table", "model"):
+        source: Path | None = getattr(options, name, None)
+        # A terminal may be both, as /dev/stdin and /dev/stdout.
+        if source is not None and source.exists() and output.is_file() and os.path.samefile(source, output):
+            raise DataError(f"{argument} must be another file than {name.upper()}, {got}")
 
 
 def _fit(options: argparse.Namespace) -> int:
@@ -165,7 +187,11 @@ def _predict(options: argparse.Namespace) -> int:
         text = pd.DataFrame(columns).to_csv(index=False)
         if file is not None:
             file.write(text.encode())
-    print(text if file is None else f"{len(x)} rows written to {options.out}\n", end="")
+    if file is None:
+        output: Any = sys.stdout
+        output.write_data(text)
+    else:
+        print(f"{len(x)} rows written to {options.out}")
     return 0
 
 

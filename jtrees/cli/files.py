@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Mapping
+import csv
 from dataclasses import dataclass, field
 from decimal import Decimal
 from io import StringIO
@@ -17,12 +18,15 @@ from jtrees.tables.cells import MISSING
 from jtrees.tables.frame import KINDS
 from jtrees.tables.inference import checked_missing
 
-# First bytes of other formats, and how to get a file that can be read. Some encodings would read their bytes as text.
+# Patterns of the first bytes of other formats, and how to get a file that can be read. Some encodings would read their
+# bytes as text.
 _OTHER_FORMATS = (
     (b"\x1f\x8b", "a gzip file", "decompress it, such as by gunzip"),
     (b"PK\x03\x04", "an Excel or zip file", "save the table as CSV"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel file", "save the table as CSV"),
     (b"PAR1\x15", "Parquet under another name", "give it the ending .parquet"),
+    (b"ARROW1", "an Arrow or Feather file", "save the table as Parquet or CSV"),
+    (rb'\s*[\[{]\s*["\[{]', "a JSON file", "save the table as CSV"),
 )
 
 
@@ -87,7 +91,7 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
     """
     if is_parquet(file):
         return _read_parquet(file), []
-    frame, changes = _read_csv(file, rules), []
+    frame, changes = _read_csv(file, rules)
     stripped: dict[str, int] = {}
     for name in frame:
         cells = frame[name].to_list()
@@ -105,11 +109,11 @@ def is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet"
 
 
-def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
-    """Returns the cells of CSV with a header as text."""
-    text, separator = _decoded(file, rules.encoding), rules.separator
+def _read_csv(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
+    """Returns the cells of CSV with a header as text, and a line of text if rows are short."""
+    text, separator, first_line = _decoded(file, rules.encoding), rules.separator, 1
     if line := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):  # Excel writes it
-        text, separator = text[line.end() :], line[1]
+        text, separator, first_line = text[line.end() :], line[1], 2
     # If rows end in a separator, pandas would otherwise use the first column as an index.
     options: Any = {"sep": separator, "dtype": str, "keep_default_na": False, "na_values": [""]}
     options |= {"skipinitialspace": True, "index_col": False}
@@ -137,7 +141,25 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     if (repeated := checks.first_repeated(names)) is not None:
         raise DataError(f"{file} must have columns of different names, got {checks.quoted(repeated)} twice")
     frame.columns = pd.Index(names)
-    return frame
+    # A short row lacks the last cell.
+    short = _short_rows(text, separator, len(names)) if len(names) > 1 and frame[names[-1]].isna().any() else []
+    if not short:
+        return frame, []
+    rows = "1 row has" if len(short) == 1 else f"{len(short)} rows have"
+    return frame, [f"{rows} fewer fields than the header, the first in line {first_line + short[0]}"]
+
+
+def _short_rows(text: str, separator: str, width: int) -> list[int]:
+    """Returns the number of lines above each row of CSV with fewer fields than ``width``. pandas pads such rows."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # pandas has no limit
+    # The module refuses to skip spaces that separate fields.
+    reader = csv.reader(StringIO(text, newline=""), delimiter=separator, skipinitialspace=separator != " ")
+    short, lines = [], 0
+    for row in reader:
+        if len(row) < width and (len(row) > 1 or "".join(row).strip()):  # a blank line is none
+            short.append(lines)
+        lines = reader.line_num
+    return short
 
 
 def _decoded(file: Path, encoding: str) -> str:
@@ -146,12 +168,15 @@ def _decoded(file: Path, encoding: str) -> str:
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
     for start, kind, remedy in _OTHER_FORMATS:
-        if contents.startswith(start):
+        if re.match(start, contents):
             raise DataError(f"{file} must be CSV or Parquet, got {kind}: {remedy}")
     try:
-        marked = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        if marked and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
-            raise DataError(f"cannot read {file} as {encoding}, because it is UTF-16: use --encoding utf-16")
+        marked, null = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)), contents[:100].find(0)
+        if (marked or null >= 0) and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+            reason, name = "it is UTF-16: use", "utf-16"
+            if not marked:  # the zero byte of a pair with an ASCII character gives the order
+                reason, name = "it has zero bytes, as UTF-16: try", "utf-16-le" if null % 2 else "utf-16-be"
+            raise DataError(f"cannot read {file} as {encoding}, because {reason} --encoding {name}")
         return contents.decode(encoding).removeprefix("\ufeff")  # the byte-order mark
     except UnicodeDecodeError as error:
         where = f"byte {contents[error.start]:#04x} at {error.start}"

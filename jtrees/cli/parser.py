@@ -69,8 +69,14 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--loss", metavar="NAME", help=f"loss of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
     add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")
     add("--monotone", **_SEVERAL, metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
-    add("--seed", type=int, default=0)
+    add("--seed", type=_seed, default=0)
     add("--max-seconds", type=float, help="ends the fit with the best model so far")
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or (seed := int(text)) >= 2**32:  # the seeds of NumPy
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {2**32 - 1}, got {text[:80]}")
+    return seed
 
 
 def _add_table(parser: argparse.ArgumentParser, *, training: bool) -> None:

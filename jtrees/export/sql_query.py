@@ -79,7 +79,7 @@ def to_sql(
         hint = "fit the model to numbers of days, or drop the column"
         raise ValueError(f"columns must not be dates, which differ between databases, got {quoted(dates[0])}: {hint}")
     if written := [field for field in fields if field.kind == "number" and not _is_plain(field.column.reading)]:
-        got = f"got {quoted(written[0].name)} with {quoted(written[0].column.reading.example)}"
+        got = f"got {quoted(written[0].name)} with {quoted(written[0].column.text_reading.example)}"
         raise ValueError(f"columns must hold plain numbers in SQL, {got}: convert the column to numbers before the fit")
     if repeated := _repeated([field.name for field in fields]):
         raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")

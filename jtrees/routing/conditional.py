@@ -142,9 +142,9 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
     validation.check_finite("x", x)
     dtype = jnp.result_type(*arrays.values())
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
+    width = jnp.maximum(jnp.asarray(gamma, dtype), float(jnp.finfo(dtype).tiny) ** 0.75)  # slopes stay finite
     cast = lambda a: None if a is None else a.astype(dtype)
-    width = jnp.maximum(cast(jnp.asarray(gamma)), float(jnp.finfo(dtype).tiny) ** 0.75)  # slopes stay finite
-    return Operands(*map(cast, (x, weights, bias, leaf_values)), width)
+    return Operands(*map(cast, (x, weights, bias, leaf_values, width)))
 
 
 def checked_width(width: Any, depth: int) -> int | None:

@@ -42,12 +42,12 @@ def bin_edges(problem: Problem, bins: int) -> np.ndarray:
 
 
 def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) -> np.ndarray:
-    def edges(rows: Batch) -> np.ndarray:
-        x, _, weight = rows
+    def edges(rows: Any) -> np.ndarray:
+        x, y, weight = rows
         if len(x) > (most_rows := _ROWS_OF_BIN * bins):
-            chosen, weight = drawn_rows(rows.y, weight, most_rows, Regression(), np.random.default_rng(0))
+            chosen, weight = drawn_rows(y, weight, most_rows, Regression(), np.random.default_rng(0))
             x = x[chosen]
-        return splitting.edges_of(np.asarray(x), bins, weight)
+        return splitting.edges_of(x, bins, weight)
 
     return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]
 

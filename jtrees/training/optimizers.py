@@ -81,8 +81,8 @@ def reduce_until_vanished(
         lowest, mean = jnp.asarray(jnp.inf, dtype), jnp.zeros((), dtype)
         return PlateauState(lowest, zero, scale, zero, mean, jnp.zeros((), bool))
 
-    def update(updates: Any, state: Any, params: Any = None, *, value: Array, **_: Any) -> tuple[Any, Any]:
-        count = state.count + 1
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        value, count = extra["value"], state.count + 1
         mean = ((state.count * state.mean + jnp.astype(value, state.mean.dtype)) / count).astype(state.mean.dtype)
         margin = jnp.where(jnp.isfinite(state.lowest), _LEAST_GAIN * jnp.abs(state.lowest), 0)
         gains, ends = mean < state.lowest - margin, count == accumulation_size
