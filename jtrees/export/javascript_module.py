@@ -82,7 +82,7 @@ def _column(field: Field) -> dict[str, Any]:
     if field.kind == "date":
         patterns = [(DATES[style] + TIME).replace("(?P<", "(?<") for style in (text_format[0], ISO)]
         text_format = patterns, *text_format[1:]
-    return column | {"levels": field.column.levels, "format": text_format, "operations": operations}
+    return column | {"levels": [*field.column.level_numbers().items()], "format": text_format, "operations": operations}
 
 
 def _array(values: np.ndarray | None) -> str:
@@ -128,14 +128,14 @@ const float32 = (values) => (typeof values[0] === "number" ? Float32Array.from(v
 const FIELDS = [
 @FIELDS@,
 ];
-for (const field of FIELDS) field.codes = new Map(field.levels.map((level, code) => [level, code]));
+for (const field of FIELDS) field.levels = new Map(field.levels);
 
 // The features of each operation. Numbers are those of levels and periods. A table has a row for each of them, then a
 // row for any other value, and a row for a missing value.
 const OPERATIONS = {
   difference: (value, numbers, start, center) => [value === null ? center : value - start],
   missing: (value) => [value === null ? 1 : 0],
-  lookup: (value, numbers, part, rows) => rows[value === null ? rows.length - 1 : numbers[part]],
+  lookup: (value, numbers, part, rows) => rows.at(value === null ? -1 : numbers[part]),
 };
 
 // The numbers of the periods of a day since 1970 and of a time in milliseconds.
@@ -192,15 +192,20 @@ function daysOf(cell, patterns, zoned, zone) {
   const time = `${digits(parts.hour)}:${digits(parts.minute)}:${digits(parts.second)}.${milliseconds}`;
   const local = Date.parse(`${date}T${time}Z`);
   if (Number.isNaN(local) || !new Date(local).toISOString().startsWith(date)) return undefined;
-  const [, sign, hours, minutes] = /([+-])(\d\d):?(\d\d)/.exec(parts.zone) ?? ["", "+", "0", "0"];
-  if (hours > 23 || minutes > 59) return undefined;
-  if (!zone) return local / DAY;
-  return localTime(local - Number(`${sign}1`) * (60 * hours + Number(minutes)) * 60000, zone) / DAY;
+  const offset = offsetOf(parts.zone);
+  if (offset === undefined) return undefined;
+  return (zone ? localTime(local - offset, zone) : local) / DAY;
+}
+
+/** The milliseconds of an offset from UTC. */
+function offsetOf(text) {
+  const [, sign, hours, minutes = "0"] = /([+-])(\d\d):?(\d\d)?/.exec(text) ?? ["", "+", "0"];
+  return hours > 23 || minutes > 59 ? undefined : Number(`${sign}1`) * (60 * hours + Number(minutes)) * 60000;
 }
 
 /** The milliseconds of the local clock at a moment. Without a zone, the clock is that of UTC. */
 function localTime(moment, zone) {
-  if (!zone) return moment;
+  if (!zone || /^[-+]/.test(zone)) return moment + offsetOf(zone);
   const units = ["year", "month", "day", "hour", "minute", "second"];
   const options = { ...Object.fromEntries(units.map((unit) => [unit, "numeric"])), hourCycle: "h23", timeZone: zone };
   const parts = new Intl.DateTimeFormat("en-US", options).formatToParts(moment);
@@ -218,6 +223,15 @@ function levelOf(value) {
   const [digits, exponent] = value.toExponential().split("e");
   if (exponent >= -4 && exponent < 16) return Number.isInteger(value) ? `${value}.0` : String(value);
   return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
+}
+
+/** The level of the number or the boolean in a text, such as 2 of 2.0. */
+function plainLevel(text) {
+  if (/^(?:true|false)$/i.test(text)) return levelOf(text.toLowerCase() === "true");
+  if (!NUMBER.test(text?.replace(/^[-+]/, "")) || /^[-+]?0\d/.test(text)) return undefined;
+  const number = Number(text);
+  const isExact = Math.abs(number) < 2 ** 53 || !/^[-+]?\d+$/.test(text);
+  return isExact && Number.isFinite(number) ? levelOf(number) : undefined;
 }
 
 const READ = {
@@ -245,7 +259,7 @@ function relative(row) {
   for (const field of FIELDS) {
     const value = valueOf(row, field);
     const numbers = {};
-    if (field.kind === "text") numbers.level = field.codes.get(value) ?? field.levels.length;
+    if (field.kind === "text") numbers.level = field.levels.get(value) ?? field.levels.get(plainLevel(value)) ?? -2;
     if (field.kind === "date") {
       const day = Math.floor(value);
       const time = Math.floor((value - day) * DAY + 0.5);

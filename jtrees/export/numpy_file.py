@@ -4,7 +4,6 @@ import datetime
 import inspect
 import os
 from typing import Any
-import zoneinfo
 
 import numpy as np
 
@@ -83,7 +82,7 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
 def _entry(field: Field, *, named: bool) -> str:
     """Returns the entry of a column in the file."""
     text_format = field.missing if field.kind == "text" else field.column.text_reading.form(field.column.zone)
-    cells = field.name if named else field.place, field.column.value_kind, text_format, field.column.levels
+    cells = field.name if named else field.place, field.column.value_kind, text_format, field.column.level_numbers()
     literal = lambda value: _array(value) if isinstance(value, np.ndarray) else repr(value)
     listed = lambda values: f"[{', '.join(values)}]"
     program = [listed(map(literal, (operation.name, *operation.arguments))) for operation in field.operations]
@@ -105,7 +104,7 @@ def _moment(days: float, zone: str | None) -> str:
     if zone is None:
         return str(milliseconds)
     moment = milliseconds.astype(datetime.datetime)
-    offset = zoneinfo.ZoneInfo("UTC" if zone == OFFSETS else zone)
+    offset = parse.time_zone("UTC" if zone == OFFSETS else zone)
     return moment.replace(tzinfo=offset).isoformat(timespec="milliseconds")
 
 
@@ -194,10 +193,10 @@ _CHECK_MAPPING = """\
 """
 
 _FEATURES_OF_COLUMNS = """\
-# An entry for each column: its name or position, its kind, the format of text, the levels, and the operations that make
-# features. The format of levels is the texts that mean a missing value. The format of numbers is the text before and
-# after them, and the separators of thousands and decimals. The format of dates is the style, whether dates have an
-# offset from UTC, and the time zone in which days count.
+# An entry for each column: its name or position, its kind, the format of text, the numbers of the levels by their
+# texts, and the operations that make features. The format of levels is the texts that mean a missing value. The format
+# of numbers is the text before and after them, and the separators of thousands and decimals. The format of dates is the
+# style, whether dates have an offset from UTC, and the time zone in which days count.
 COLUMNS = [
 @COLUMNS@
 ]
@@ -208,7 +207,7 @@ MISSING = @MISSING@
 OPERATIONS = {
     "difference": lambda values, missing, numbers, start, center: np.where(missing, center, values - start),
     "missing": lambda values, missing, numbers: missing,
-    "lookup": lambda values, missing, numbers, part, table: table[np.where(missing, len(table) - 1, numbers[part])],
+    "lookup": lambda values, missing, numbers, part, table: table[np.where(missing, -1, numbers[part])],
 }
 
 # The numbers of the periods of a day since 1970 and of a time in milliseconds.
@@ -226,6 +225,10 @@ def _number(value, kind, text_format):
         return np.nan
     number = value_of(value, kind, *text_format)
     return np.nan if number is None else number
+
+
+def _level(text, levels):
+    return -2 if text is None else levels.get(text, levels.get(plain_level(text), -2))
 
 
 def _items(values):
@@ -246,9 +249,10 @@ def _features(x):
     for name, kind, text_format, levels, operations in COLUMNS:
         values, numbers = None, {}
         if kind == "text":
-            codes, texts = {level: i for i, level in enumerate(levels)}, [level_of(value) for value in _items(x[name])]
+            texts = [level_of(value) for value in _items(x[name])]
             missing = np.array([text is None or text in text_format for text in texts], bool)
-            numbers["level"] = np.array([codes.get(text, len(levels)) for text in texts], np.int64)
+            by_text = {text: _level(text, levels) for text in set(texts)}
+            numbers["level"] = np.array([by_text[text] for text in texts], np.int64)
         else:
             values = _numbers(x[name], kind, text_format)
             missing = np.isnan(values)

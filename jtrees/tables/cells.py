@@ -14,7 +14,7 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.tables.parse import DATES, ISO, TIME, WHOLE, days_of, level_of, signed, value_of
+from jtrees.tables.parse import DATES, ISO, LEADING_ZERO, TIME, WHOLE, days_of, level_of, signed, time_zone, value_of
 
 #: Texts that mean a missing value among numbers and dates.
 MISSING = ("", *["?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "null", "None"])
@@ -34,7 +34,6 @@ def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
 OFFSETS = "offsets"  # the zone of a column in which each date has its own offset
 _SPACES = " \u00a0\u202f"  # the common, the no-break and the narrow no-break space
 
-_LEADING_ZERO = re.compile(r"[+-]?0\d")
 _CURRENCY = (
     r"(?:[A-Z]{0,3}[$€£¥₹₽₩₪₺₴฿]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|ZAR|MXN|KRW|TRY)"
 )
@@ -102,6 +101,14 @@ class Reading:
         wrong = [number is None and cell is not None for cell, number in zip(cells, parsed, strict=True)]
         return np.array(parsed, np.float64), np.array(wrong, bool)  # None becomes NaN
 
+    def common_zone(self, cells: Iterable[Any]) -> str | None:
+        """Returns the offset from UTC of all dates with an offset; ``"offsets"`` if they differ; None for others."""
+        if self.kind != "date" or not self.zoned:
+            return None
+        days = self.read(cells)[0] - self.read(cells, "UTC")[0]
+        offsets = {round(1440 * offset, 3) for offset in days.tolist() if offset == offset}
+        return offset_name(offsets.pop()) if len(offsets) == 1 else OFFSETS
+
     def __str__(self) -> str:
         kinds = {"number": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
         return f"{kinds[self.kind]} in text such as {checks.quoted(self.example)}"
@@ -113,15 +120,24 @@ PLAIN = {kind: Reading(kind) for kind in ("text", "number", "boolean", "date", "
 def zone_name(zone: Any) -> str:
     """Returns the name of a time zone of zoneinfo, pytz or dateutil, or ``"offsets"`` if it has no name.
 
-    The zone may be a name, too. A fixed offset may have the name of a zone.
+    The zone may be a name, too. A fixed offset may have the name of a zone, but its name is such as ``+02:00``.
     """
-    if isinstance(zone, datetime.timezone):
-        return "UTC" if zone == datetime.UTC else OFFSETS
-    name = str(getattr(zone, "key", None) or getattr(zone, "zone", None) or zone)
+    zone = time_zone(zone) if isinstance(zone, str) and zone[:1] in ("+", "-") else zone  # Arrow has such names
+    name = getattr(zone, "key", None) or getattr(zone, "zone", None)
+    offset = zone.utcoffset(None) if isinstance(zone, datetime.tzinfo) and not name else None
+    if offset is not None:
+        return offset_name(offset / datetime.timedelta(minutes=1))
+    name = str(name or zone)
     try:
         return zoneinfo.ZoneInfo(name.split("zoneinfo/")[-1].rstrip("')")).key or OFFSETS
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         return OFFSETS
+
+
+def offset_name(minutes: float) -> str:
+    """Returns the name of an offset from UTC: ``UTC``, or such as ``+02:00``; ``"offsets"`` for parts of minutes."""
+    sign, minutes = "-" if minutes < 0 else "+", abs(minutes)
+    return OFFSETS if minutes % 1 else f"{sign}{minutes // 60:02.0f}:{minutes % 60:02.0f}" if minutes else "UTC"
 
 
 class Interpretation(NamedTuple):
@@ -189,7 +205,7 @@ def _plain_numbers(cells: list[str], decimal: str | None) -> Interpretation | No
     reading = Reading("number", "" if point == "." else cells[0], decimal=point)
     numbers, parser = [], reading.parser()
     for cell in cells:
-        if _LEADING_ZERO.match(cell) or (number := parser(cell)) is None:
+        if LEADING_ZERO.match(cell) or (number := parser(cell)) is None:
             return None
         numbers.append(number)
     if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
@@ -221,7 +237,7 @@ def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation 
     parts = []
     for cell in cells:
         part = _WITH_UNIT.fullmatch(cell)
-        if part is None or (part["sign"] and part["inner"]) or _LEADING_ZERO.match(part["body"]):
+        if part is None or (part["sign"] and part["inner"]) or LEADING_ZERO.match(part["body"]):
             return None
         parts.append(part)
     before, after = ({(part[name] or "").strip() for part in parts} for name in ("before", "after"))

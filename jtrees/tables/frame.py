@@ -5,8 +5,11 @@ float64, and NaN is a missing value. Text is an array of objects, and None is a 
 is text whose cells keep their types until its kind is decided.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
+import datetime
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +18,7 @@ import numpy as np
 from jtrees import io, validation as checks
 from jtrees.data.constraints import column_finder
 from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
-from jtrees.tables.parse import DATES, DAY, LARGEST, is_missing, kind_of, level_of
+from jtrees.tables.parse import DATES, DAY, LARGEST, WHOLE, is_missing, kind_of, level_of, plain_level, time_zone
 
 
 class RawColumn(NamedTuple):
@@ -25,8 +28,8 @@ class RawColumn(NamedTuple):
       kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970, in local time) or ``"text"``.
       values: the values, ``(n,)``. Text is str, or cells of any type, and None is a missing value. All other kinds are
         float64, and NaN is a missing value.
-      zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone. For
-        cells of any type, the time zone of the dates that have a time zone.
+      zone: time zone of dates: a name, or an offset such as ``"+02:00"``. ``"offsets"``: each date has its own offset.
+        None: the dates have no time zone. For cells of any type, the time zone of the dates that have a time zone.
       source: ``"levels"`` for text that must not be read as numbers, such as categories. ``"durations"`` is for numbers
         of days.
       odd: the texts of cells that do not have the kind of the column, and are missing values.
@@ -99,8 +102,8 @@ class ColumnSchema:
       kind: ``"number"``, ``"boolean"``, ``"date"``, ``"text"``, or ``"drop"`` for a column without features.
       durations: whether the numbers are durations in days.
       reading: how text is read as numbers or dates.
-      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
-        no time zone.
+      zone: the time zone in which days are counted: a name, or an offset such as ``"+02:00"``. ``"offsets"``: each date
+        has its own offset. None: the dates have no time zone.
       levels: the sorted levels of text. If the column has indicators, rare levels are not among them.
       rare: levels with fewer than five rows, if the column has indicators. They and new levels share a feature.
       indicators: the features of 0 and 1: the number of the level that each marks. The number after the levels stands
@@ -152,8 +155,28 @@ class ColumnSchema:
         The levels of the column are no missing values.
         """
         if self.kind == "text":
-            return raw.as_levels().masked(frozenset(missing).difference(self.training_levels))
+            raw = raw.as_levels().masked(frozenset(missing).difference(self.training_levels))
+            levels = self.levels_by_text()
+            texts = set(raw.values) - {None}
+            by_text = {text: levels.get(text) or levels.get(plain_level(text) or text, text) for text in texts}
+            return raw._replace(values=_objects([by_text.get(text) for text in raw.values]))
         return raw.masked(missing).in_kind(self.text_reading, self.zone)
+
+    def levels_by_text(self) -> dict[str, str]:
+        """Returns the level of each text that names one: the level itself, and the plain form of its number or boolean.
+
+        Files and frames spell numbers and booleans differently. A plain form of several levels names none of them.
+        """
+        levels = self.training_levels
+        plain = [plain_level(level) for level in levels]
+        counts = Counter(plain)
+        forms = {text: level for text, level in zip(plain, levels, strict=True) if text and counts[text] == 1}
+        return forms | dict(zip(levels, levels, strict=True))
+
+    def level_numbers(self) -> dict[str, int]:
+        """Returns the number of the level of each text that names one. All rare levels have the next number."""
+        numbers = {level: i for i, level in enumerate(self.levels)}
+        return {text: numbers.get(level, len(numbers)) for text, level in self.levels_by_text().items()}
 
     def described_levels(self) -> str:
         """Returns the levels as text."""
@@ -326,7 +349,11 @@ def _read_series(series: Any, schema: ColumnSchema, missing: Collection[str]) ->
         return _dates(series, schema)
     if came == "durations":
         return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source=came)
-    return RawColumn(came, _numbers(series))
+    values = _numbers(series)
+    is_large = schema.kind == "unknown" and dtype.is_integer() and bool((np.abs(values) >= WHOLE).any())
+    if is_large and series.n_unique() > len(np.unique(values)):  # codes that double precision cannot distinguish
+        return RawColumn("text", _objects(_values(series)))
+    return RawColumn(came, values)
 
 
 def _numbers(series: Any) -> np.ndarray:
@@ -363,6 +390,10 @@ def _dates(series: Any, schema: ColumnSchema) -> RawColumn:
     zone = getattr(series.dtype, "time_zone", None)
     if zone is None:
         return RawColumn("date", _numbers(series.dt.timestamp("ms")) / DAY)
+    if schema.zone is not None and schema.zone[0] in "+-":  # polars has no zone of an offset
+        offset: Any = time_zone(schema.zone).utcoffset(None)
+        milliseconds = _numbers(series.dt.timestamp("ms")) + offset / datetime.timedelta(milliseconds=1)
+        return RawColumn("date", milliseconds / DAY, schema.zone)
     if schema.zone not in (None, OFFSETS):
         series = series.dt.convert_time_zone(schema.zone)
     local = _numbers(series.dt.replace_time_zone(None).dt.timestamp("ms")) / DAY
@@ -384,8 +415,12 @@ def _read_objects(values: Any, schema: ColumnSchema, missing: Collection[str]) -
     cells = RawColumn("text", _objects(values))
     if len(kinds) > 1 or not kinds <= PLAIN.keys() - {"text"}:
         return cells
-    zones = {getattr(value, "tzinfo", None) for value in values if value is not None} if kinds == {"date"} else set()
-    names = {zone_name(zone) for zone in zones - {None}}
+    if kinds == {"number"}:
+        whole = {int(value) for value in values if isinstance(value, Integral) and WHOLE <= abs(int(value)) <= LARGEST}
+        if len({float(value) for value in whole}) < len(whole):
+            return cells
+    zones = [getattr(value, "tzinfo", None) for value in values if value is not None] if kinds == {"date"} else []
+    names = {zone_name(zone) for zone in zones if zone is not None}
     zone = names.pop() if len(names) == 1 else OFFSETS if names else None
     if zone and None in zones:
         return cells._replace(zone=zone)

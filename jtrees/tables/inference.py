@@ -114,7 +114,8 @@ def _described(
     if reading is None:
         column, raw = _of_levels(raw.as_levels(), kind)
         return (dataclasses.replace(column, note=note, otherwise=otherwise) if note else column), raw
-    raw = cells.in_kind(reading, cells.zone)
+    zone = cells.zone or (reading.common_zone(cells.values.tolist()) if cells.kind == "text" else None)
+    raw = cells.in_kind(reading, zone)
     if kind is not None and raw.missing.all() and raw.odd:
         got = f"got {checks.quoted_list(raw.odd)}"
         raise ValueError(f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}")

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import decimal
+import functools
 import numbers
 import re
 import zoneinfo
@@ -10,12 +11,13 @@ import zoneinfo
 import numpy as np
 
 NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.IGNORECASE | re.ASCII)
+LEADING_ZERO = re.compile(r"[+-]?0\d")
 BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 MONTHS = ("january", "february", "march", "april", "may", "june")
 MONTHS += ("july", "august", "september", "october", "november", "december")
 TIME = (
     r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<part>\d+))?)?"
-    r"(?P<zone>Z|[+-]\d{2}:?\d{2})?)?"
+    r"(?P<zone> ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?)?"
 )
 ISO = "%Y-%m-%d"
 # Formats of dates and their patterns. Day and month may be ambiguous if two formats have the same separators.
@@ -127,11 +129,7 @@ def days_of(text, style, zoned, zone):
         part = int((parts["part"] or "").ljust(3, "0")[:3])
         moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
         if zoned:
-            offset = parts["zone"].replace(":", "").replace("Z", "+0000")
-            if int(offset[3:]) > 59:
-                return None
-            minutes = int(offset[0] + "1") * (60 * int(offset[1:3]) + int(offset[3:]))
-            moment = moment.replace(tzinfo=datetime.timezone(datetime.timedelta(minutes=minutes)))
+            moment = moment.replace(tzinfo=time_zone(parts["zone"]))
     except ValueError:
         return None
     return since_1970(local_time(moment, zone))
@@ -154,13 +152,25 @@ def month_of(name):
     return names.index(True) + 1 if any(names) else 0
 
 
+@functools.cache
+def time_zone(name):
+    """Returns the time zone of a name, or of an offset such as ``+02:00`` or ``Z``; ``ValueError`` for no offset."""
+    offset = re.fullmatch(r" ?(?:Z|UTC|([+-])(\d{2})(?::?([0-5]\d))?)", name, re.ASCII)
+    if offset is None and name.strip()[:1] not in ("+", "-"):
+        return zoneinfo.ZoneInfo(name)
+    if offset is None:
+        raise ValueError(f"no offset from UTC: {name}")
+    minutes = int(f"{offset[1] or '+'}1") * (60 * int(offset[2] or 0) + int(offset[3] or 0))
+    return datetime.timezone(datetime.timedelta(minutes=minutes))
+
+
 def local_time(moment, zone):
     """Returns a moment as local time in a time zone.
 
     The moment's own local time remains if the zone is None, or if the calendar from year 1 to 9999 has no other.
     """
     with contextlib.suppress(OverflowError):
-        moment = moment if zone is None else moment.astimezone(zoneinfo.ZoneInfo(zone))
+        moment = moment if zone is None else moment.astimezone(time_zone(zone))
     return moment.replace(tzinfo=None)
 
 
@@ -203,3 +213,17 @@ def level_of(value):
     if isinstance(value, datetime.timedelta):
         return str(datetime.timedelta(seconds=value.total_seconds()))
     return str(value)
+
+
+def plain_level(text):
+    """Returns the level of the number or the boolean in a text: ``2`` of ``2.0``, ``True`` of ``TRUE``.
+
+    None for other text. Leading zeros are those of codes. Whole numbers above 2**53 are exact only as text.
+    """
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    if not NUMBER.fullmatch(text) or LEADING_ZERO.match(text):
+        return None
+    number = float(text)
+    is_exact = abs(number) < WHOLE or not text.lstrip("+-").isdigit()
+    return level_of(number) if is_exact and abs(number) < float("inf") else None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import distributed, io, validation as checks
-from jtrees.tables.cells import MISSING
+from jtrees.tables.cells import MISSING, OFFSETS
 from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, read_frame
 from jtrees.validation import ColumnsWarning
 
@@ -67,18 +67,26 @@ class Schema:
     def warn_of_news(self, frame: Frame) -> None:
         """Warns of unreadable cells and of missing values where the table of the schema had none, and of new levels.
 
+        Also of dates in a zone with a name in a column of several offsets, because their clocks may differ.
+
         ``frame`` has rows as :meth:`read` returns them.
         """
-        odd, gaps, levels = {}, {}, {}
+        odd, gaps, levels, zones = {}, {}, {}, {}
         for name, raw in frame.columns.items():
             column = self.columns[name]
             odd[name] = () if column.odd else raw.odd
             gaps[name] = 0 if column.missing else int(raw.missing.sum())
+            if column.zone == OFFSETS and raw.zone not in (None, OFFSETS) and raw.zone[0] not in "+-":
+                zones[name] = raw.zone
             if column.kind == "text":
                 training = frozenset(column.training_levels)
                 levels[name] = sum(level is not None and level not in training for level in raw.values.tolist())
         warn_of_odd_cells(odd)
         checks.warn_of_gaps(gaps)
+        if zones:
+            which = checks.listed(f"{checks.quoted(name)} ({zone})" for name, zone in zones.items())
+            message = f"x has dates of one time zone, where the training rows had several offsets from UTC: {which}"
+            checks.warn(message, ColumnsWarning)
         if which := checks.counted(levels):
             message = f"x has levels that the training rows did not have: {which}"
             checks.warn(message, ColumnsWarning)
