@@ -237,6 +237,6 @@ def test_ctrl_c_during_the_comparison_keeps_the_fit(monkeypatch):
             {"model": 1.0, "linear": 2.0, "constant": 3.0}, "loss", "rows", {"linear": 0.1, "constant": 0.1}
         )
 
-    monkeypatch.setattr("jtrees.search.fit.comparison_of", slow)
+    monkeypatch.setattr("jtrees.search.fit._comparison", slow)
     fit = jtrees.fit(jtrees.DGT(depth=1, epochs=2, widths=()), X, Y, key=jax.random.key(0))
     assert fit.step > 0 and fit.report.ended == "interrupted"

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from jtrees.validation import quoted
+
 
 def held_out_rows(
     order: np.ndarray, *, share: float | None = None, folds: int | None = None, strata: np.ndarray | None = None
@@ -37,5 +39,5 @@ def divided(
         training, held_out = train_test_split(np.arange(rows), **options)
     except ValueError as error:
         message = str(error).replace("The test_size", "The number of held-out rows")
-        raise ValueError(f"{name} must suit the {rows} rows, got {share!r}: {message}") from None
+        raise ValueError(f"{name} must suit the {rows} rows, got {quoted(share)}: {message}") from None
     return np.asarray(training), np.asarray(held_out)
