@@ -35,8 +35,8 @@ class DistillResult:
       fidelity: agreement of student and teacher on the held-out rows. In classification, this is the share of rows for
         which both predict the same class. In regression, it is the score of the student with the teacher's predictions
         as targets, such as R^2 for the squared error. NaN if the teacher's predictions are constant.
-      score: accuracy or R^2 of the student on the held-out rows. None if their targets were not given.
-      teacher_score: accuracy or R^2 of the teacher on the held-out rows, or None. This score is too high if the teacher
+      score: accuracy, R^2 or 1 minus a ratio of losses of the student on the held-out rows. None without their targets.
+      teacher_score: the same score of the teacher on the held-out rows, or None. This score is too high if the teacher
         was trained on the held-out rows.
       rows: number of rows that the student was fitted to, including synthetic rows.
       synthetic: number of synthetic rows.
@@ -163,18 +163,18 @@ def distill(
     except ValueError as error:
         raise ValueError(f"predictions of the teacher: {error}") from None
 
+    teacher_targets = task.held_out_targets(_predictions(predicts, x_out), len(x_out))
+    y_out = None if y_out is None else task.held_out_targets(_encoded(teacher, task, y_out), len(x_out))
     options: Any = {"task": task, "sample_weight": weight, "progress": progress}
     if max_seconds is not None:
         options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
     student = fit(recipe, table.values, targets, key=key, **options)
     predictions = np.asarray(student.predict(x_out.values), np.float64)
-    teacher_targets = task.held_out_targets(_predictions(predicts, x_out), len(x_out))
     score = teacher_score = None
-    labels = teacher_predictions = teacher_targets
+    labels, teacher_predictions = teacher_targets, task.loss_function.with_output_axis(teacher_targets)
     if isinstance(task, Classification):
         labels, teacher_predictions = most_probable(labels), shares(labels, task.classes)
     if y_out is not None:
-        y_out = task.held_out_targets(_encoded(teacher, task, y_out), len(x_out))
         score = task.score(predictions, y_out, weight_out)
         teacher_score = task.score(teacher_predictions, y_out, weight_out)
     fidelity = task.score(predictions, labels, weight_out)

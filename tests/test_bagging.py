@@ -267,3 +267,16 @@ def test_a_run_is_chosen_by_the_loss_of_the_tree_that_it_returns(table):
     fit = jtrees.fit(jtrees.BestOf(jtrees.Polished(base, epochs=20), runs=3), x, y, task="regression", key=KEY)
     scores, losses = fit.report.search.scores, fit.report.search.base.losses
     assert fit.loss == pytest.approx(scores.min() * np.ptp(y) ** 2) and losses[-1] <= losses[0]
+
+
+@pytest.mark.parametrize("combinator", ["Bagged", "Boosted"])
+def test_the_best_run_has_the_lowest_loss_of_the_model(combinator):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (200, 2))
+    y = np.sin(5 * x[:, 0]) + 0.3 * rng.normal(size=200)
+    base = jtrees.DGT(depth=2, epochs=5, precondition=0)
+    sums = jtrees.Bagged(base, trees=3) if combinator == "Bagged" else jtrees.Boosted(base, rounds=2)
+    fit = jtrees.fit(jtrees.BestOf(sums, runs=4), x, y, key=KEY, validation=(x[:50], y[:50]))
+    report = fit.report.search
+    assert report.scores.min() * np.ptp(y) ** 2 == pytest.approx(fit.loss, rel=1e-3)
+    assert len(set(report.scores)) > 1

@@ -168,3 +168,20 @@ def test_what_cannot_be_distilled_is_refused(arguments, message):
     settings = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "synthetic": 0, "key": KEY} | arguments
     with pytest.raises(ValueError, match=re.escape(message)):
         jtrees.distill(settings.pop("teacher"), settings.pop("recipe"), settings.pop("x"), **settings)
+
+
+def test_several_quantiles_are_distilled_and_scored():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 2))
+    task = jtrees.Regression(loss_function=jtrees.losses.Quantile((0.1, 0.9)))
+    recipe = jtrees.DGT(depth=1, epochs=5, precondition=0)
+    options = {"key": jax.random.key(0), "synthetic": 0, "task": task}
+    result = jtrees.distill(lambda x: x[:, 0], recipe, x, x[:, 0] + rng.normal(size=100), **options)
+    assert np.isfinite([result.score, result.teacher_score]).all()
+
+
+def test_targets_are_checked_before_the_fit(monkeypatch):
+    monkeypatch.setattr("jtrees.distillation.fit", None)
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    with pytest.raises(ValueError, match="y must have shape"):
+        jtrees.distill(lambda x: x[:, 0], jtrees.DGT(depth=1), x, x[:, :1], key=jax.random.key(0))

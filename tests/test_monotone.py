@@ -222,3 +222,8 @@ def test_recipes_that_cannot_keep_it_say_so(recipe):
     x, y, _ = table()
     with pytest.raises(ValueError, match=r"monotone needs a recipe that keeps it, GET, .*, got"):
         jtrees.fit(recipe, x, y, key=KEY, monotone=SIGNS)
+
+
+def test_a_sign_that_is_an_array_of_no_axes_is_refused():
+    with pytest.raises(ValueError, match="monotone must be signs by column, or 1 signs"):
+        jtrees.fit(SHORT, np.arange(20.0)[:, None], np.arange(20.0), key=jax.random.key(0), monotone=np.array(1))

@@ -171,3 +171,12 @@ def test_subtrees_are_replaced_by_the_loss_on_validation(data):
 def test_bases_that_are_refused(data, base):
     with pytest.raises(ValueError, match=r"base must .*constant leaves"):
         jtrees.fit(jtrees.Polished(base), *data, key=jax.random.key(0))
+
+
+def test_an_action_of_constant_reward_does_not_end_the_polish():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (200, 2))
+    rewards = np.stack([np.sin(5 * x[:, 0]) * np.cos(4 * x[:, 1]), np.zeros(200)], axis=1)
+    recipe = jtrees.Polished(jtrees.GET(depth=3, starts=1, epochs=5, halving=False), epochs=60)
+    report = jtrees.fit(recipe, x, rewards, key=jax.random.key(0), task=jtrees.Policy(2)).report.search
+    assert np.sum(report.accepted) > 0 and report.losses[-1] < report.losses[0]

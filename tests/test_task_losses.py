@@ -426,3 +426,10 @@ def test_recipes_take_a_function_of_classes_or_refuse_it(name):
 
 
 ROWS, CLASS_ROWS = (tables.X[:100], tables.Y[:100]), (tables.X[:100], tables.CLASSES[:100])
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5])
+def test_a_prediction_of_0_for_0_costs_nothing(power):
+    loss = losses.Poisson() if power == 1 else losses.Tweedie(power)
+    y = np.array([0.0, 1.0, 2.0])
+    np.testing.assert_allclose(Regression(loss_function=loss).prediction_loss(y, y), 0, atol=1e-12)

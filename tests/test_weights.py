@@ -153,17 +153,17 @@ def test_a_sample_of_weight_zero_does_not_count_even_with_an_infinite_loss():
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "most"),
     [
-        jtrees.CO2(depth=3, epochs=10, ridge=False, precondition=0),
-        jtrees.CO2(depth=3, epochs=10, precondition=0, rows=2000),
-        jtrees.GET(depth=3, starts=1, epochs=20, cart="binned", halving=False, precondition=0),
+        (jtrees.CO2(depth=3, epochs=10, ridge=False, precondition=0), 0.15),
+        (jtrees.CO2(depth=3, epochs=10, precondition=0, rows=2000), 0.15),
+        (jtrees.GET(depth=3, starts=1, epochs=20, cart="binned", halving=False, precondition=0), 0.02),
     ],
 )
-def test_splits_lie_where_the_weight_lies(recipe):
+def test_splits_lie_where_the_weight_lies(recipe, most):
     """Bins of equal numbers of rows would put almost all edges among the rows of a thousandth of the weight."""
     rng = np.random.default_rng(0)
     x, weight = np.r_[rng.uniform(1, 100, 4000), rng.random(300)][:, None], np.r_[np.full(4000, 1e-3), np.ones(300)]
     y = np.where(x[:, 0] > 1, 0, np.sign(np.sin(12 * x[:, 0])))
     fit = jtrees.fit(recipe, x, y, sample_weight=weight, key=KEY)
-    assert np.mean((fit.predict(x) - y)[4000:] ** 2) < 0.15
+    assert np.mean((fit.predict(x) - y)[4000:] ** 2) < most

@@ -36,7 +36,8 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
         return None
     names = _names(columns, features)
     if not isinstance(monotone, Mapping):
-        if not isinstance(monotone, (Sequence, np.ndarray)) or isinstance(monotone, str) or len(monotone) != len(names):
+        is_list = isinstance(monotone, (Sequence, np.ndarray)) and not isinstance(monotone, str) and np.ndim(monotone)
+        if not is_list or len(monotone) != len(names):
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
         named_signs = list(zip(names, monotone, strict=True))
     else:

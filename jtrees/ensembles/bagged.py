@@ -25,8 +25,8 @@ class BaggedReport(Report):
     """The report of :class:`jtrees.Bagged`, for the n rows of positive weight.
 
     Attributes:
-      out_of_bag_score: weighted R^2 (averaged over the targets, if there are several) or accuracy of ``out_of_bag``;
-        NaN for fewer than two rows or constant targets.
+      out_of_bag_score: weighted score of ``out_of_bag``: accuracy, R^2 (averaged over the targets, if there are
+        several), 1 minus a ratio of losses, or the mean reward. NaN for fewer than two rows or constant targets.
       out_of_bag: the prediction for each row by the trees that were not trained on it, ``(n,)`` or ``(n, k)``; NaN if
         there is no such tree.
       in_bag: the number of times that each tree's sample contains each row, ``(trees, n)``.
@@ -138,14 +138,14 @@ class Bagged(Wrapper):
             losses=np.array([tree.loss for tree in trees]),
             bases=[tree.report for tree in trees],
         )
-        losses = _out_of_bag_losses(predictions, out_of_bag, in_bag, data, combine == "vote")
+        losses, loss = _out_of_bag_losses(predictions, out_of_bag, in_bag, data, combine == "vote"), data.loss(forest)
         return Fitted(
             scaled=None,
-            score=float(np.mean([tree.score for tree in trees])),
+            score=loss / data.loss_unit,
             step=max(tree.step for tree in trees),
             history=joined([tree.history for tree in trees]),
             model=forest,
-            loss=data.loss(forest),
+            loss=loss,
             report=report,
             left_out=LeftOut(losses, chose=False, several=True),
         )

@@ -176,7 +176,8 @@ class Boosted(Wrapper):
             # Predicting all rows of a long table takes half the time of boosting.
             is_long = problem.count > _MANY_ROWS and not problem.has_validation_set
             loss = fitted.score * data.loss_unit if is_long else data.loss(model)
-            return fitted._replace(model=model, loss=loss, left_out=boosting.left_out(problem))
+            score = loss / data.loss_unit
+            return fitted._replace(model=model, score=score, loss=loss, left_out=boosting.left_out(problem))
 
         return problem.restored(boosting.fitted, restore)
 

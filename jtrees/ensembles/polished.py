@@ -21,7 +21,8 @@ from jtrees.methods.annealed.starts import DEVIATIONS
 from jtrees.search import Fitted, Problem, Ranges, Report, gather, option, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.recipe import check_keeps_splits
-from jtrees.tasks import Classification, Task
+from jtrees.tasks import Task
+from jtrees.tasks.task import TaskOfChoices
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
@@ -173,8 +174,8 @@ def _subtrees(tree: ObliqueTree, level: int, reached: np.ndarray, data: Data) ->
     for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
         inside = np.flatnonzero(reached == root)
         varied = np.ptp(table.y[inside], axis=0) > 0 if len(inside) >= 2 else np.zeros(1, bool)
-        # A class that is absent from the subtree does not vary, so one class that varies is enough.
-        if varied.any() if isinstance(table.task, Classification) else varied.all():
+        # An absent class, or an action of constant reward, does not vary, so one that varies is enough.
+        if varied.any() if isinstance(table.task, TaskOfChoices) else varied.all():
             rows = table.rows(inside).normalised()
             subtrees.append(_Subtree.cut(tree, root, tree.depth - level, rows, data.scaling))
     return subtrees
@@ -198,7 +199,8 @@ class _Subtree(NamedTuple):
         """``table`` has the rows of the subtree, and ``table_scaling`` is the scaling of all rows."""
         scaling = Scaling.fit(table, DEVIATIONS)
         nodes = np.concatenate([(root + 1) * 2**i - 1 + np.arange(2**i) for i in range(depth)])  # breadth first
-        if table.task.scaled(table_scaling.y_unit) != table.task:  # the loss has a unit, which all subtrees share
+        # A loss with a unit, or of the user, is a loss of the targets of all rows.
+        if table.task.scaled(table_scaling.y_unit) != table.task or not table.task.in_units:
             scaling = scaling.replace(y_low=table_scaling.y_low, y_unit=table_scaling.y_unit)
         batch = without_padding(scaling.batch(table))
         cart = grown_cart(batch, table.task, depth)

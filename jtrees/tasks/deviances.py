@@ -51,13 +51,15 @@ class _LogLink(Loss):
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:
         xp = module_of(predictions)
-        p, ratio = self._p, y / predictions
+        p, positive = self._p, xp.where((y > 0) | (predictions > 0), predictions, 1)  # a prediction of 0 suits 0
+        ratio = y / positive
         if p == 1:
             return 2 * (y * xp.log(xp.where(y > 0, ratio, 1)) - y + predictions)
         if p == 2:
             return 2 * (ratio - 1 - xp.log(ratio))
         target_term = xp.where(y > 0, xp.where(y > 0, y, 1) ** (2 - p), 0) / ((1 - p) * (2 - p))
-        return 2 * (target_term - y * predictions ** (1 - p) / (1 - p) + predictions ** (2 - p) / (2 - p))
+        product = y * positive ** (1 - p)
+        return 2 * (target_term - product / (1 - p) + predictions ** (2 - p) / (2 - p))
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         # Let d be the deviance of the mean m = exp(o). Then dd/dm = 2 (m - y) m^-p, hence
