@@ -174,7 +174,7 @@ def test_dropout_leaves_trees_out():
 @pytest.mark.slow
 def test_the_forest_of_grande_has_its_splits():
     x, y = rng.normal(size=(300, 4)), rng.normal(size=300)
-    recipe = jtrees.GRANDE(depth=2, trees=3, epochs=4, batch_size=100)
+    recipe = jtrees.GRANDE(depth=2, trees=3, epochs=4, batch_size=100, early_stopping=False)
     soft, hard = (jtrees.fit(recipe.replace(hard=flag), x, y, key=KEY).model for flag in (False, True))
     assert isinstance(hard, jtrees.Forest) and len(hard) == 3
     assert np.count_nonzero(np.asarray(hard.trees.weights), axis=-1).max() == 1
