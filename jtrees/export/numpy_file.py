@@ -251,8 +251,8 @@ def _features(x):
         if kind == "text":
             texts = [level_of(value) for value in _items(x[name])]
             missing = np.array([text is None or text in text_format for text in texts], bool)
-            by_text = {text: _level(text, levels) for text in set(texts)}
-            numbers["level"] = np.array([by_text[text] for text in texts], np.int64)
+            codes = {text: _level(text, levels) for text in set(texts)}
+            numbers["level"] = np.array([codes[text] for text in texts], np.int64)
         else:
             values = _numbers(x[name], kind, text_format)
             missing = np.isnan(values)

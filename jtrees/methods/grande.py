@@ -16,7 +16,6 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.search import NetworkRecipe, Run, checked_values, option
-from jtrees.search.minibatch import prediction_loss
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -171,8 +170,3 @@ class GRANDE(NetworkRecipe):
 
     def model(self, run: Run, params: Any) -> Any:
         return additive(params, run.batch, run.task) if self.hard else params
-
-    def evaluate(self, run: Run, params: Any) -> Array:
-        if self.hard:
-            return prediction_loss(run.task, self.model(run, params), run.evaluation)
-        return super().evaluate(run, params)

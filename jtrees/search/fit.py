@@ -113,7 +113,7 @@ def fit(
         warmstart.import_packages()
     started = time.monotonic()
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
-    monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
+    monitor = Monitor.of_fit(progress, started, max_seconds)
     with monitor.interruptible():
         return fit_dataset(recipe, dataset, key, monitor, started, validation=validation, held_out=held_out)
 

@@ -178,10 +178,12 @@ class NetworkRecipe(MiniBatchRecipe):
     Attributes:
       model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network.
       report_type: the class of the report, whose attributes :meth:`MiniBatchRecipe.describe` returns.
+      hard: whether the model is the hardened network, which is then evaluated, too. A subclass may declare this option.
     """
 
     model_type: ClassVar[Any]
     report_type: ClassVar[Any] = TrainingReport
+    hard = False
 
     def tree_leaves(self, task: Task) -> str | None:
         return None
@@ -197,6 +199,8 @@ class NetworkRecipe(MiniBatchRecipe):
         return params
 
     def evaluate(self, run: Run, params: Any) -> Array:
+        if self.hard:
+            return super().evaluate(run, params)
         return output_loss(run.task, lambda network, x: network.outputs(x), params, run.evaluation)
 
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:

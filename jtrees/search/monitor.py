@@ -49,6 +49,11 @@ class Monitor:
         self._is_shared = distributed.is_shared()
         self._root = parent._root if parent is not None else self
 
+    @classmethod
+    def of_fit(cls, progress: bool, started: float, max_seconds: float | None) -> "Monitor":
+        """Returns the monitor of a fit that began at ``started``, in the time of ``time.monotonic``."""
+        return cls(progress) if max_seconds is None else cls(progress, started + max_seconds, max_seconds)
+
     @contextlib.contextmanager
     def interruptible(self) -> Any:
         """Context in which Ctrl-C stops the search, and a second Ctrl-C raises KeyboardInterrupt."""

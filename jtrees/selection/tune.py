@@ -130,8 +130,7 @@ def tune(
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
     trials, chosen = _chosen(evaluated, left)
     began = time.monotonic()
-    left_seconds = max_seconds and max(1e-3, started + max_seconds - began)
-    last = Monitor(progress) if left_seconds is None else Monitor(progress, began + left_seconds, left_seconds)
+    last = Monitor.of_fit(progress, began, max_seconds and max(1e-3, started + max_seconds - began))
     pair = validation if isinstance(validation, (tuple, list)) else None
     with last.interruptible():
         result = fit_dataset(with_options(recipe, chosen), dataset, fit_key, last, began, validation=pair)

@@ -158,8 +158,8 @@ class ColumnSchema:
             raw = raw.as_levels().masked(frozenset(missing).difference(self.training_levels))
             levels = self.levels_by_text()
             texts = set(raw.values) - {None}
-            by_text = {text: levels.get(text) or levels.get(plain_level(text) or text, text) for text in texts}
-            return raw._replace(values=_objects([by_text.get(text) for text in raw.values]))
+            matches = {text: levels.get(text) or levels.get(plain_level(text) or text, text) for text in texts}
+            return raw._replace(values=_objects([matches.get(text) for text in raw.values]))
         return raw.masked(missing).in_kind(self.text_reading, self.zone)
 
     def levels_by_text(self) -> dict[str, str]:

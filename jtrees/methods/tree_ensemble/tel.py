@@ -18,7 +18,7 @@ from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ens
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
 from jtrees.search import NetworkRecipe, Run, TrainingReport, checked_values, option
-from jtrees.search.minibatch import output_loss, prediction_loss
+from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
@@ -203,7 +203,7 @@ class TEL(NetworkRecipe):
 
     def evaluate(self, run: Run, params: Ensemble) -> Array:
         if self.hard:
-            return prediction_loss(run.task, self.model(run, params), run.evaluation)
+            return super().evaluate(run, params)
         outputs = lambda params, x: params.outputs(x, self.gamma, step=self.step, width=self.width)
         return output_loss(run.task, outputs, params, run.evaluation)
 
