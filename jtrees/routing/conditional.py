@@ -43,8 +43,8 @@ def conditional_ensemble(
       weights: split weights; right if ``weights x + bias > 0``, else left. The depth is 1 to 20.
       bias: split biases.
       leaf_values: values of the leaves.
-      gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
-        smaller.
+      gamma: width of the uncertain region of a split's score, above 0; in a program at least 1e-28, else slopes may be
+        infinite. A sample reaches fewer leaves if gamma is smaller.
       width: capacity in paths per sample and tree, on average over a block of samples (about 6000 samples for ten
         trees). If a block exceeds the capacity, all splits are scored. None: the fastest measured width for the depth;
         all splits are scored if the trees have fewer than 7 levels. ``vmap`` computes both implementations.
@@ -142,9 +142,11 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
     validation.check_finite("x", x)
     dtype = jnp.result_type(*arrays.values())
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
-    width = jnp.maximum(jnp.asarray(gamma, dtype), float(jnp.finfo(dtype).tiny) ** 0.75)  # slopes stay finite
+    # Slopes of smaller widths are not finite. A maximum in a program would cost a third of the time of TEL's training.
+    if not validation.is_traced(gamma):
+        gamma = max(float(gamma), float(jnp.finfo(dtype).tiny) ** 0.75)
     cast = lambda a: None if a is None else a.astype(dtype)
-    return Operands(*map(cast, (x, weights, bias, leaf_values, width)))
+    return Operands(*map(cast, (x, weights, bias, leaf_values, jnp.asarray(gamma))))
 
 
 def checked_width(width: Any, depth: int) -> int | None:
