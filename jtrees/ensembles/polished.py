@@ -93,10 +93,12 @@ class Polished(Wrapper):
                 f"base must end in a tree with constant leaves or class frequencies, got {quoted(self.base)}"
             )
 
+    @property
+    def changes_splits_last(self) -> bool:
+        return True
+
     async def search(self, problem: Problem) -> Fitted:
         base, data = await self.base.search(problem.replace(recipe=self.base)), problem.data
-        if base.model is None:  # in a larger model, whose leaves replace the leaves of the tree
-            return base
         assert base.tree is not None and data is not None
         with problem.restoring():
             tree = data.refit(base.tree, "constant")[0]

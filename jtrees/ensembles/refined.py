@@ -27,7 +27,8 @@ from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
-_PART = 50  # updates from one evaluation to the next
+_PART = 50  # fewest updates from one evaluation to the next
+_EVALUATIONS = 40  # largest number of evaluations: in a long table, an evaluation takes longer than 50 updates
 _PATIENCE = 0.2  # patience of joint training, as a part of all evaluations
 _PASSES, _FEWEST = 12, 2000  # passes over the data, and fewest updates, if no epochs are given
 _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outputs for the training rows
@@ -192,7 +193,7 @@ class Refined(Wrapper):
         padded = jax.tree.map(lambda a: padded_to(a, base.rounds), trees)
         state = await problem.map(_initial_state, padded, initial, np.int32(len(trees.bias)))
         if problem.evaluates:
-            parts = max(1, steps // _PART)
+            parts = max(1, min(steps // _PART, _EVALUATIONS))
             stops = [-(-steps * part // parts) for part in range(parts + 1)]
             patience = math.ceil(_PATIENCE * parts)
             stage = await train_stage(problem, _advanced, _evaluated, state, stops, patience=patience, name=name)

@@ -113,7 +113,7 @@ class Sparse(Wrapper):
         return super().scaling(table)
 
     @property
-    def removes_terms(self) -> bool:
+    def changes_splits_last(self) -> bool:
         return True
 
     async def search(self, problem: Problem) -> Fitted:

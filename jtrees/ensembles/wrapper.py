@@ -32,8 +32,8 @@ class Wrapper(Recipe):
         return self.base.scaling(table)
 
     @property
-    def removes_terms(self) -> bool:
-        return self.base.removes_terms
+    def changes_splits_last(self) -> bool:
+        return self.base.changes_splits_last
 
     def keeps_monotone(self, task: Task) -> bool:
         return self.keeps_order and self.base.keeps_monotone(task)

@@ -135,8 +135,8 @@ class Recipe:
         return has_program and self.products(problem.recipe.rows_of_round(n), p) <= LARGEST_PROGRAM
 
     @property
-    def removes_terms(self) -> bool:
-        """Whether the end of the search removes columns from splits. A part of a larger model would skip that step."""
+    def changes_splits_last(self) -> bool:
+        """Whether the end of the search changes the splits. A part of a larger model would skip that step."""
         return False
 
     def keeps_monotone(self, task: Task) -> bool:
@@ -153,9 +153,10 @@ class Recipe:
 
 
 def check_keeps_splits(base: Recipe) -> None:
-    """Raises ``ValueError`` for a base that thins its splits at the end, because parts of a model have no end."""
-    if base.removes_terms:
-        raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
+    """Raises ``ValueError`` for a base that changes its splits at the end, because parts of a model have no end."""
+    if base.changes_splits_last:
+        expected = "base must not change its splits at the end, as Polished and Sparse do"
+        raise ValueError(f"{expected}, got {checks.quoted(base)}")
 
 
 def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Report, bounded: bool = False) -> Fitted:
