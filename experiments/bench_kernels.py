@@ -3,9 +3,8 @@
 python -m experiments.bench_kernels [--minutes 8] [--tune] [--write]
 
 On a GPU or a TPU, ``--tune`` first tunes each kernel on one case and checks it against XLA. Then each kernel is timed
-beside XLA over sizes, depths and numbers of trees. ``--write`` also writes the winning sizes to
-``pallas_kernels/winners.json``. A CPU has no kernel: only XLA is timed, at small sizes. The report names the cases that
-the time did not allow.
+beside XLA over sizes, depths and numbers of trees. A CPU has no kernel: only XLA is timed, at small sizes. The report
+names the fastest sizes of blocks, and the cases that the time did not allow.
 
 Operations and bytes are counted by hand. Operations are the products with the weights: one for the scores, two with
 gradients, because no gradient of the samples is computed. Bytes are one read of the samples and targets and one write
@@ -31,13 +30,10 @@ import numpy as np
 from experiments import benchmark
 from jtrees import ops
 from jtrees.leaves import Values
-import pallas_kernels as kernels
 from pallas_kernels import Config
 from pallas_kernels.config import HEURISTIC
 
 IMPLEMENTATION = {"gpu": "triton", "tpu": "mosaic_tpu"}
-WINNERS = Path(kernels.__file__).with_name("winners.json")
-WINS = 1.05  # speed relative to XLA from which a kernel becomes the default
 TOLERANCE = 1e-4  # relative to the largest number: sums over many samples have another order
 
 
@@ -62,7 +58,7 @@ class Kernel:
     """A timed function ``(implementation, x, y, weights, bias, leaves) -> arrays`` of one tree.
 
     Attributes:
-      name: name of the kernel in the table of winners.
+      name: name of the kernel.
       run: the function.
       products: number of products of all weights with all samples. The scores are one product, the weights' gradient
         is another.
@@ -239,21 +235,6 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
     return best
 
 
-def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
-    """Replaces the winners of this kind of device.
-
-    An entry applies to the depth, features and outputs of the case, and from a tenth of its samples on.
-    """
-    winners = [winner for winner in json.loads(WINNERS.read_text()) if winner["device"] != device]
-    size = {"depth": TUNED.depth, "p": TUNED.p, "k": TUNED.k, "n": TUNED.n // 10}
-    won = [
-        {"device": device, "kernel": name, **size, "config": asdict(config)}
-        for name, (config, factor) in best.items()
-        if factor > WINS
-    ]
-    benchmark.write_whole(WINNERS, json.dumps(winners + won, indent=1) + "\n")
-
-
 def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple[float, float]) -> Iterator[dict]:
     """Compiles XLA's program and the kernel of some cases together, and times them sequentially.
 
@@ -338,8 +319,6 @@ def main(arguments: list[str] | None = None) -> None:
         notes += "".join(
             f"- {name}: `{config}`, {factor:.2f} times as fast as XLA\n" for name, (config, factor) in best.items()
         )
-        if options.write:
-            write_winners(device, best)
     if implementation is None:
         notes += "\nThere is no kernel for this device: only XLA was timed.\n"
     if left:

@@ -182,7 +182,8 @@ def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
         out["linear"].append(beside["linear"])
         for seed in range(seeds if len(split[0]) <= LARGEST else seeds // 3):
             fit, (test, train) = result(recipe(name, **options), name, split, seed)
-            for key, value in {"test": test, "train": train, "reached": fit.report.search.reached}.items():
+            reached = len(np.unique(fit.tree.decision_path(split[0])[:-1]))
+            for key, value in {"test": test, "train": train, "reached": reached}.items():
                 out[key].append(value)
     return {"options": options, **out}
 

@@ -122,7 +122,9 @@ def tuned(split: Split, seed: int) -> dict[str, Any]:
     hard = tel(best | {"hard": True}, x, y)(x_test)
     dense = tel(best | {"lazy": False}, x, y)(x_test)
     out["tel"] = {"test": test, "options": best, "numbers": fit.model.num_parameters, "hard": auc(y_test, hard)}
-    out["tel"] |= {"dense Adam": auc(y_test, dense), "reachable": fit.report.search.reachable_leaves}
+    params, scaled = fit.model.network.params, fit.model.scaling.transform(x)
+    count, _ = routing.reachable_leaves(scaled, params.weights, params.bias, recipe.gamma, width=recipe.width)
+    out["tel"] |= {"dense Adam": auc(y_test, dense), "reachable": float(count.mean())}
     best, test = tune(_propose_boosting, boosting, split, seed)
     out["boosting"] = {"test": test, "options": best, "numbers": size(boosted(best, x, y), x)[1]}
     best, test = tune(lambda trial: trial.suggest_float("C", 1e-8, 1e4, log=True), logistic, split, seed)

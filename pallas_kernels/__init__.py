@@ -9,7 +9,7 @@ Start reading with ``routing.py``, which holds the body. ``layout.py`` defines t
 """
 
 from pallas_kernels.choice import IMPLEMENTATIONS, Choice, Implementation, choose, differentiable, named, run
-from pallas_kernels.config import DEEPEST, Config, Sizes, Winner
+from pallas_kernels.config import DEEPEST, Config, Sizes
 from pallas_kernels.default import Decision, Decisions, choices
 from pallas_kernels.expected_loss import expected_loss
 from pallas_kernels.hard_routing import hard_routing
@@ -29,7 +29,6 @@ __all__ = [
     "Program",
     "Sizes",
     "Unsupported",
-    "Winner",
     "choices",
     "choose",
     "differentiable",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pallas_kernels.config import HEURISTIC, Config, Sizes, measured
+from pallas_kernels.config import HEURISTIC, Config, Sizes
 from pallas_kernels.default import default
 from pallas_kernels.timing import Program
 from pallas_kernels.unsupported import Unsupported, refuse
@@ -75,18 +75,16 @@ def choose(program: Program, implementation: Implementation, sizes: Sizes, *, no
     """
     if isinstance(implementation, Choice):
         return implementation
-    kernel = program.kernel
-    choices, winner = named(implementation), measured(kernel)
+    kernel, choices = program.kernel, named(implementation)
     if choices is None:
         fastest = default(program, sizes, lambda config: _check(kernel, config, sizes, not_by), not_by)
         return XLA if fastest is None else Choice((fastest,), True)
-    known = HEURISTIC if winner is None else HEURISTIC | {winner.config.backend: winner.config}
     configs: dict[str, Config] = {}
     reasons = []
     for entry in choices:
         if entry == "xla":
             return Choice(tuple(configs.values()), True)
-        config = entry if isinstance(entry, Config) else known[entry]
+        config = entry if isinstance(entry, Config) else HEURISTIC[entry]
         try:
             _check(kernel, config, sizes, not_by)
         except Unsupported as error:

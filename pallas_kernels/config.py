@@ -1,9 +1,6 @@
-"""Backends and their block sizes: initial sizes, and sizes that won a benchmark."""
+"""Backends and their block sizes."""
 
 from dataclasses import dataclass
-from functools import cache
-import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -114,43 +111,6 @@ HEURISTIC = {
     "triton": Config("triton", tile=64, block=16, features=64, subtree=5, steps=128, programs=64, warps=8),
     "interpret": Config("mosaic_tpu", tile=128, block=8, features=512, interpret=True),
 }
-
-
-class Winner(NamedTuple):
-    """Sizes that won a benchmark on a kind of device, and the range of the measurement.
-
-    Attributes:
-      config: the sizes.
-      depth: maximum depth of the tree.
-      p: maximum number of features.
-      k: maximum number of outputs.
-      n: minimum number of samples.
-    """
-
-    config: Config
-    depth: int
-    p: int
-    k: int
-    n: int
-
-    def holds(self, sizes: Sizes) -> bool:
-        """Returns whether a call is within the measured range."""
-        n, p, depth, k = sizes
-        return depth <= self.depth and p <= self.p and k <= self.k and n >= self.n
-
-
-@cache
-def winners() -> dict[tuple[str, str], Winner]:
-    """Returns the winners by kind of device and kernel, as ``experiments/bench_kernels.py`` writes them."""
-    entries = json.loads(Path(__file__).with_name("winners.json").read_text())
-    return {
-        (entry.pop("device"), entry.pop("kernel")): Winner(Config(**entry.pop("config")), **entry) for entry in entries
-    }
-
-
-def measured(kernel: str) -> Winner | None:
-    """Returns the winner for a kernel on the devices of :func:`device_kind`, or None."""
-    return known_winners.get((device_kind(), kernel)) if (known_winners := winners()) else None
 
 
 def device_kind() -> str:

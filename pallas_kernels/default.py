@@ -3,13 +3,12 @@
 The first call of a kind of work decides for the process, and for later processes if programs are kept in a folder
 (``jax_compilation_cache_dir``). Work has a kind of device, a program that calls a kernel, and sizes. In this order:
 
-1. the sizes that won a committed benchmark (``winners.json``);
-2. a decision of an earlier process, from the folder;
-3. a timing on made data, within :data:`SECONDS`, if the device is here;
-4. the estimate of ``estimate.py``.
+1. a decision of an earlier process, from the folder;
+2. a timing on made data, within :data:`SECONDS`, if the device is here;
+3. the estimate of ``estimate.py``.
 
-The first process decides for all processes. ``JTREES_KERNELS=measured`` stops after the first step, and
-``JTREES_KERNELS=xla`` before it. A CPU always runs XLA, and decides nothing.
+The first process decides for all processes. On a CPU, and with ``JTREES_KERNELS=xla``, XLA runs by default, and nothing
+is decided.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +26,10 @@ import jax
 from jax._src import distributed as coordinator
 
 from pallas_kernels import estimate, timing
-from pallas_kernels.config import HEURISTIC, Config, Sizes, device_kind, measured
+from pallas_kernels.config import HEURISTIC, Config, Sizes, device_kind
 from pallas_kernels.unsupported import Unsupported
 
-MODES = ("auto", "measured", "xla")
+MODES = ("auto", "xla")
 SECONDS = 2.0  # for all candidates of a kind of work
 _MOST = 2**20  # samples of the largest bucket; times beyond are proportional
 _WAIT = 60_000  # milliseconds for which a process waits for the decision of the first process
@@ -88,13 +87,10 @@ def default(
         raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {how!r:.80}")
     if how == "xla":
         return None
-    winner = measured(program.kernel)
-    if winner is not None and winner.holds(sizes):
-        return winner.config if winner.config.interpret or winner.config.backend not in not_by else None
     abstract = jax.sharding.get_abstract_mesh().abstract_device
     platform = abstract.platform if abstract else jax.default_backend()
     backend = _PLATFORMS.get(platform)
-    if how == "measured" or backend is None or backend in not_by or program.kernel not in estimate.WORK[backend]:
+    if backend is None or backend in not_by or program.kernel not in estimate.WORK[backend]:
         return None
     bucket = sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
     return decide(program, bucket, backend, check, None if abstract else partial(timing.seconds_of, program)).config

@@ -249,11 +249,10 @@ def test_an_abstract_device_is_not_timed(monkeypatch):
         assert kernels.choose(EXPECTED_LOSS, None, LARGE).configs == (HEURISTIC["mosaic_tpu"],)
         assert kernels.choose(EXPECTED_LOSS, None, LARGE._replace(n=4096)).configs == ()
         assert kernels.choose(EXPECTED_LOSS, "xla", LARGE).configs == ()
-        for mode in ("xla", "measured"):
-            monkeypatch.setenv("JTREES_KERNELS", mode)
-            assert kernels.choose(EXPECTED_LOSS, None, LARGE).configs == ()
+        monkeypatch.setenv("JTREES_KERNELS", "xla")
+        assert kernels.choose(EXPECTED_LOSS, None, LARGE).configs == ()
         monkeypatch.setenv("JTREES_KERNELS", "fast")
-        with pytest.raises(ValueError, match="JTREES_KERNELS must be one of 'auto', 'measured', 'xla', got 'fast'"):
+        with pytest.raises(ValueError, match="JTREES_KERNELS must be one of 'auto', 'xla', got 'fast'"):
             kernels.choose(EXPECTED_LOSS, None, LARGE)
     assert all("Estimated" in decision.reason for decision in kernels.choices())
 

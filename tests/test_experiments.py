@@ -591,13 +591,9 @@ def test_a_function_runs_in_a_process_of_its_own():
 @pytest.mark.parametrize("implementation", sweeps.slow(["interpret", None], [None]))
 def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implementation):
     """The whole benchmark, the interpreter standing in for a device; and on one that has no kernel."""
-    winners, small = tmp_path / "winners.json", HEURISTIC["interpret"]
-    actual = [{"device": "another", "kernel": "path_sum"}]
-    winners.write_text(json.dumps([*actual, {"device": jax.devices()[0].device_kind, "kernel": "old"}]))
+    small = HEURISTIC["interpret"]
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     for name, value in {
-        "WINNERS": winners,
-        "WINS": 0,
         "IMPLEMENTATION": {"cpu": implementation},
         "cases": lambda platform: [bench_kernels.Case(50, 3, 2, trees=2)],
         "TUNED": bench_kernels.Case(50, 3, 2),
@@ -614,10 +610,8 @@ def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implement
         assert "only XLA was timed" in lines and "fused" not in cases[0]
         return
     assert all(case["agree"] for case in cases) and lines.count("| yes |") == len(cases)
-    assert "Config(backend='mosaic_tpu'" in lines and "WRONG" not in capsys.readouterr().out
-    written = json.loads(winners.read_text())
-    assert written[0] == actual[0] and len(written) == 5  # and nothing else of this device
-    assert {winner["kernel"] for winner in written[1:]} == {kernel.name for kernel in bench_kernels.KERNELS.values()}
+    assert all(f"- {kernel.name}: `Config(backend='mosaic_tpu'" in lines for kernel in bench_kernels.KERNELS.values())
+    assert "WRONG" not in capsys.readouterr().out
 
 
 # --- Methods and rivals of the papers --------------------------------------------------------------------------------

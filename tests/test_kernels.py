@@ -1,10 +1,8 @@
 """The fused kernels: one battery against their plain definitions, and what they lower to without the hardware."""
 
 import contextlib
-import dataclasses
 from functools import partial
 import itertools
-import json
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
-from pallas_kernels import Config, Sizes, Unsupported, config, products
-from pallas_kernels.config import HEURISTIC
+from pallas_kernels import Config, Sizes, Unsupported, products
 from pallas_kernels.launch import SHELLS
 from tests import needs, oracles, sweeps
 
@@ -323,23 +320,6 @@ def test_there_is_no_second_derivative():
         jax.grad(lambda b: once(b).sum())(b)
     leaf = lambda v: kernels.hard_routing(x, w, b, v, implementation="interpret")[1].sum()
     np.testing.assert_array_equal(jax.grad(leaf)(v), jnp.zeros_like(v))
-
-
-def test_winners_are_those_of_the_device(monkeypatch):
-    """They are read from the file that the benchmark writes."""
-    best = HEURISTIC["mosaic_tpu"]
-    row = {"device": "TPU v9", "kernel": "soft_routing", "depth": 8, "p": 32, "k": 1, "n": 100}
-    monkeypatch.setattr(config.Path, "read_text", lambda _: json.dumps([row | {"config": dataclasses.asdict(best)}]))
-    config.winners.cache_clear()
-    program, sizes = kernels.Program("soft_routing", "", kernels.soft_routing), kernels.Sizes(n=100, p=32, depth=8, k=1)
-    try:
-        with on_device("TPU v9", "tpu"):
-            assert kernels.choose(program, None, sizes) == kernels.Choice((best,), True)
-            for size in ({"n": 99}, {"p": 33}, {"depth": 9}, {"k": 2}):
-                assert kernels.choose(program, None, sizes._replace(**size)) == kernels.Choice((), True)
-        assert kernels.choose(program, None, sizes).configs == ()
-    finally:
-        config.winners.cache_clear()
 
 
 @pytest.mark.parametrize(

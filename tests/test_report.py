@@ -7,7 +7,7 @@ import pytest
 
 from jtrees.ensembles import BestOfReport, PolishedReport
 from jtrees.methods import AnnealedReport
-from jtrees.search import FitReport, Preconditioning, Report, TreeReport
+from jtrees.search import FitReport, Preconditioning, Report, TrainingReport
 from tests import recipes
 
 OF_GET = AnnealedReport(
@@ -61,14 +61,13 @@ def test_the_representation_is_one_short_line():
 
 def test_names_are_those_of_what_is_there():
     how = Preconditioning(strength=0.9, losses=np.ones(3))
-    assert TreeReport(reached=3).names() == ["reached"]
-    names = ["reached", "preconditioning.strength", "preconditioning.losses"]
-    assert TreeReport(reached=3, preconditioning=how).names() == names
+    assert TrainingReport().names() == []
+    assert TrainingReport(preconditioning=how).names() == ["preconditioning.strength", "preconditioning.losses"]
 
 
 def test_the_chosen_start_is_found_within_the_reports_of_bases():
     assert NESTED.chosen == FitReport(search=OF_GET).chosen == 3
-    assert FitReport(search=TreeReport(reached=1)).chosen is None and FitReport().chosen is None
+    assert FitReport(search=TrainingReport()).chosen is None and FitReport().chosen is None
 
 
 def test_a_report_is_data():
@@ -86,5 +85,5 @@ def test_a_recipe_without_a_report_of_its_own_has_an_empty_one():
 
 def test_reports_of_bases_are_within_that_of_the_fit(fitted):
     fit = fitted(recipes.BAGGED)
-    assert [type(report) for report in fit.report.search.bases] == [TreeReport, TreeReport]
-    assert "search.out_of_bag_score" in str(fit) and "2 of TreeReport" in str(fit.report)
+    assert [type(report) for report in fit.report.search.bases] == [TrainingReport, TrainingReport]
+    assert "search.out_of_bag_score" in str(fit) and "2 of TrainingReport" in str(fit.report)

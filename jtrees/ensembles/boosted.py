@@ -9,7 +9,9 @@ the weight of a row uses the mean of their curvatures. Leaf values are then the 
 (sum w h + l2).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +33,10 @@ from jtrees.validation import quoted
 
 _CALLS, _MOST_ROUNDS = 10, 30  # fewest calls for all rounds, and the largest number of rounds of a call
 _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
-# In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
-_FEW_ROWS, _FOLDS = 1000, 5
+# In a table of at most _FEW_ROWS rows, each fifth is held out once. The mean of five sums is more accurate than one sum
+# of all rows, and takes two to three times as long.
+_FEW_ROWS, _FOLDS = 5000, 5
+_MANY_OF_SUM = 800  # if a sum has more training rows, its held-out rows alone can choose the kind of the trees
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
 # A kind of trees ends if its loss is larger than the other's by this fraction, after the same number of rounds.
 _FAR_BEHIND = 0.5
@@ -47,7 +51,7 @@ class BoostedReport(Report):
 
     Attributes:
       rounds: the number of rounds. A round adds one tree. If there are five sums, a round adds a tree to each sum. This
-        is the case if :class:`jtrees.Boosted` holds out rows of a table of at most 1000 rows.
+        is the case if :class:`jtrees.Boosted` holds out rows of a table of at most 5000 rows.
       dropped: the number of rounds without a finite tree. The outputs of a tree that is not finite are 0.
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
@@ -84,15 +88,17 @@ class Boosted(Wrapper):
     If ``patience`` is given, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model
     keeps the rounds up to the lowest loss. If there is no ``validation``, boosting holds out rows:
 
-    - In a table of at most 1000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
+    - In a table of at most 5000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
       The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
+      A deadline can prevent that in a table of more than 1000 rows.
     - In a larger table, boosting holds out a fifth of the rows to choose the number of rounds. The leaves of the first
       half of the trees are then fitted to all rows, in the order of the rounds. Further rounds on all rows replace the
       second half. A deadline can prevent that.
 
     The same losses choose between two kinds of trees, if the base starts from CART over bins, as :class:`jtrees.GET`
     does by default: the trained trees, whose splits are oblique, and CART, whose splits have a feature each. Oblique
-    trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half.
+    trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half. If
+    there are five sums of more than 1000 rows, the losses of the first sum choose.
 
     Training clips outliers and codes of missing values, such as 999,999,999, and the model does not. If features are
     clipped, the leaves of all rounds are fitted again, to features that are not. A deadline can prevent that. Linear
@@ -208,6 +214,7 @@ class Boosted(Wrapper):
             problems = [fold.holding_out(mask) for fold, mask in zip(keyed, masks, strict=True)]
             weights = [np.average(mask, weights=sample.batch.weight) for mask in masks]
         kind, is_oblique = await self._kind(problems, weights, not is_start and self.patience is not None)
+        problems, masks, weights = (values[: len(kind.sums)] for values in (problems, masks, weights))
         sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
         every_row = unclipped = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
         if not is_start and (limits := self._limits_of_refit(problem)) is not None:
@@ -242,17 +249,35 @@ class Boosted(Wrapper):
         return Boosting(fitted, evaluated, sums, masks)
 
     async def _kind(self, problems: list[Problem], weights: list[Any], chooses: bool) -> tuple["_Kind", bool]:
-        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique."""
-        # With `chooses`, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
-        # over the problems, weighted by `weights`.
+        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique.
+
+        With ``chooses``, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
+        over the problems, weighted by ``weights``. In a long table, the first problem chooses. The result then has only
+        its sum if there is no time for the sums of the other problems.
+        """
         sums_of_problems = _unless_failed(await gather(*(begin(problem) for problem in problems)))
         kinds = [_Kind(list(sums), weights) for sums in zip(*sums_of_problems, strict=True)]
         kinds = kinds if chooses else kinds[-1:]
-        name, monitor, growing, done = type(self).__name__, problems[0].monitor, kinds, 0
-        with monitor.progress_of(self.rounds, name) as show:
+        is_long = len(problems) > 1 and problems[0].count > _MANY_OF_SUM
+        first = [kind.first() for kind in kinds] if is_long else kinds
+        monitor, began = problems[0].monitor, time.monotonic()
+        await self._grow(first, monitor)
+        # Simpler trees need not be better.
+        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is first[-1] else 0
+        best = min(first, key=lambda kind: kind.lowest() + handicap(kind))
+        is_oblique = best is first[-1]
+        if is_long and monitor.left() > (len(problems) - 1) * (time.monotonic() - began):
+            kind = kinds[first.index(best)]
+            await self._grow([kind], monitor)
+            best = best if self._rounds_to_add(kind.losses) else kind
+        return best, is_oblique
+
+    async def _grow(self, kinds: list["_Kind"], monitor: Any) -> None:
+        """Adds rounds to the sums of each kind, until early stopping ends it, or another kind is far better."""
+        growing, done = kinds, 0
+        with monitor.progress_of(self.rounds, type(self).__name__) as show:
             while growing and not monitor.is_rehearsed(done) and (not done or monitor.has_time()):
-                calls = [total.add(self._rounds_to_add(kind.losses)) for kind in growing for total in kind.sums]
-                _unless_failed(await gather(*calls))
+                _unless_failed(await gather(*(add for kind in growing for add in kind.add(self._rounds_to_add))))
                 done = max(len(kind.losses) for kind in growing)
                 show(done, [kind.losses[-1:] for kind in growing])
                 rounds = min(len(kind.losses) for kind in growing)
@@ -261,10 +286,6 @@ class Boosted(Wrapper):
                 growing = [
                     kind for kind in growing if kind.lowest(rounds) <= limit and self._rounds_to_add(kind.losses)
                 ]
-        # Simpler trees need not be better.
-        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is kinds[-1] else 0
-        best = min(kinds, key=lambda kind: kind.lowest() + handicap(kind))
-        return best, best is kinds[-1]
 
     def _limits_of_refit(self, problem: Problem) -> np.ndarray | None:
         """Returns the largest scaled features for a refit of the leaves, ``(p,)``; None if no refit is needed."""
@@ -323,6 +344,16 @@ class _Kind(NamedTuple):
         """The mean losses after each round, ``(rounds,)``."""
         losses = [growing.losses for growing in self.sums]
         return np.average([values[: min(map(len, losses))] for values in losses], axis=0, weights=self.weights)
+
+    def first(self) -> "_Kind":
+        """Returns the sum of the first problem alone."""
+        return _Kind(self.sums[:1], self.weights[:1])
+
+    def add(self, rounds_to_add: Callable[[np.ndarray], int]) -> list[Any]:
+        """Returns procedures that add rounds to the sums; to the shorter sums only, if some are shorter."""
+        count, longest = rounds_to_add(self.losses), max(len(growing.losses) for growing in self.sums)
+        shorter = [growing for growing in self.sums if len(growing.losses) < longest]
+        return [growing.add(min(count, longest - len(growing.losses) or count)) for growing in shorter or self.sums]
 
     def lowest(self, rounds: int | None = None) -> float:
         """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""

@@ -19,7 +19,6 @@ from jtrees.methods.grande import GRANDE as GRANDE, GRANDEModel as GRANDEModel, 
 from jtrees.methods.latent_tree.architecture import Architecture as Architecture
 from jtrees.methods.latent_tree.latent import (
     LatentModel as LatentModel,
-    LatentReport as LatentReport,
     LatentTree as LatentTree,
     latent as latent,
 )
@@ -34,7 +33,6 @@ from jtrees.methods.tree_ensemble.ensemble import Ensemble as Ensemble
 from jtrees.methods.tree_ensemble.tel import (
     TEL as TEL,
     EnsembleModel as EnsembleModel,
-    TELReport as TELReport,
     tel as tel,
 )
 

@@ -25,7 +25,7 @@ class LatentClustering(LatentRecipe):
     The fit's tree takes all features; the weights of the target features are 0. Inactive nodes do not split. The leaves
     of the tree are the clusters, and hold the means of the target features, ``(leaves, targets)``.
     ``tree.leaf_index(x)`` returns the cluster of each sample, and ``tree.decision_path(x)`` also returns the larger
-    clusters that contain it. The report is a :class:`jtrees.methods.LatentReport`.
+    clusters that contain it. The report is a :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       target_features: columns to predict from the remaining columns: at least one column, but not all.

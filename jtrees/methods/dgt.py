@@ -148,7 +148,7 @@ class DGT(MiniBatchRecipe):
     validation loss. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task,
     on scaled targets or on logits, is also the loss of the fit.
 
-    The report is a :class:`jtrees.search.TreeReport`.
+    The report is a :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.

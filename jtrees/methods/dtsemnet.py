@@ -104,7 +104,7 @@ class DTSemNet(MiniBatchRecipe):
     The search trains on mini-batches, with a cosine decay of the learning rate. The model is the tree after the last
     update. If ``validation`` is given, the model is the evaluated tree with the lowest validation loss. Its leaves are
     fitted to the rows that reach them. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report is
-    a :class:`jtrees.search.TreeReport`.
+    a :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16. Each class should have several leaves.

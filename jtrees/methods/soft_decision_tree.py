@@ -86,7 +86,7 @@ class SoftDecisionTree(MiniBatchRecipe):
     Each start first has a trial: a tenth of the updates on four fifths of the rows. The start with the lowest held-out
     loss then trains again from the beginning, with all updates on all rows. If the time is up before, the result has
     the splits of the trial. Features are scaled to mean 0 and standard deviation 1, targets to [0, 1]. The report is a
-    :class:`jtrees.search.TreeReport`.
+    :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.

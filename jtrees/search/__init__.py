@@ -17,7 +17,6 @@ from jtrees.search.report import (
     Preconditioning as Preconditioning,
     Report as Report,
     TrainingReport as TrainingReport,
-    TreeReport as TreeReport,
     Trial as Trial,
     Tuning as Tuning,
 )

@@ -53,7 +53,7 @@ class FromMethod(MiniBatchRecipe):
 
     Features are scaled to mean 0 and standard deviation 1, and targets to [0, 1]. The model is the hardened tree after
     the last update. If ``validation`` is given, the model is the hardened tree of the evaluation with the lowest loss
-    on the validation set. The report is a :class:`jtrees.search.TreeReport`.
+    on the validation set. The report is a :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       make: ``(**static, **options, task=task) -> Method``, such as ``jtrees.methods.get``. Each function compiles its

@@ -83,9 +83,9 @@ class MiniBatchRecipe(Recipe):
     """A recipe that is a method, an optimiser and a schedule of mini-batches.
 
     A subclass defines :meth:`method` and :meth:`optimizer`. Compiled functions call them, :meth:`model`,
-    :meth:`evaluate`, :meth:`describe` and :meth:`has_vanished` with the run; the host calls the other methods. The
-    search trains on mini-batches. The model has the parameters after the last update. If ``validation`` is given, it
-    has the parameters with the lowest validation loss.
+    :meth:`evaluate` and :meth:`has_vanished` with the run; the host calls the other methods. The search trains on
+    mini-batches. The model has the parameters after the last update. If ``validation`` is given, it has the parameters
+    with the lowest validation loss.
 
     Attributes:
       epochs: number of passes over the data. None: ``passes``, with at least 300 and at most 7500 updates. Batches of
@@ -132,10 +132,6 @@ class MiniBatchRecipe(Recipe):
         """Returns the loss of the parameters on the evaluation rows of a run."""
         return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.evaluation)
 
-    def describe(self, run: Run, params: Any) -> dict[str, Any]:
-        """Returns values of the report by name."""
-        return {}
-
     def has_vanished(self, opt_state: Any) -> Array:
         """Returns whether all further updates are zero, which ends a run."""
         return jnp.zeros((), bool)
@@ -167,7 +163,7 @@ class MiniBatchRecipe(Recipe):
 
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result of a training in the user's units; ``preconditioning`` is for the report."""
-        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)
+        return fitted_tree(problem, fitted, refit=self.refit, report=TrainingReport(preconditioning=preconditioning))
 
 
 class NetworkRecipe(MiniBatchRecipe):
@@ -177,12 +173,10 @@ class NetworkRecipe(MiniBatchRecipe):
 
     Attributes:
       model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network.
-      report_type: the class of the report, whose attributes :meth:`MiniBatchRecipe.describe` returns.
       hard: whether the model is the hardened network, which is then evaluated, too. A subclass may declare this option.
     """
 
     model_type: ClassVar[Any]
-    report_type: ClassVar[Any] = TrainingReport
     hard = False
 
     def tree_leaves(self, task: Task) -> str | None:
@@ -204,8 +198,7 @@ class NetworkRecipe(MiniBatchRecipe):
         return output_loss(run.task, lambda network, x: network.outputs(x), params, run.evaluation)
 
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
-        values = {name: value if np.ndim(value) else value.item() for name, value in fitted.report.items()}
-        report = self.report_type(**values, preconditioning=preconditioning)
+        report = TrainingReport(preconditioning=preconditioning)
         return fitted_network(problem, fitted, self.model_type, report, self.is_bounded(problem.task))
 
 
@@ -279,7 +272,7 @@ class Result(NamedTuple):
     model: Any
     score: Array  # the loss of the model on the evaluation rows
     step: Array  # number of updates before the model
-    report: Any  # values for the report
+    report: Any = None  # what the recipe reports of the training
     finite: Any = True  # whether all losses of the training were finite
 
     def fitted(self, losses: np.ndarray) -> Fitted:
@@ -301,8 +294,7 @@ def result_of(run: Run, state: TrainState) -> Result:
     is_known = has_stopped(run, state) | (evaluates & recipe.schedule(len(run.batch.x)).is_due(state.step))
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(recipe.method(run), state, run.batch, score=score)
-    model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
-    return Result(model, best.score, best.step, report, state.finite)
+    return Result(recipe.model(run, best.params), best.score, best.step, finite=state.finite)
 
 
 def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begins: Array | int = 0) -> Any:
@@ -316,7 +308,7 @@ def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begi
 
 
 async def trained(problem: Problem, part: float = 1.0, steps: int | None = None) -> Fitted:
-    """Trains on mini-batches and returns the result on scaled data, with the values of ``describe`` as its report.
+    """Trains on mini-batches and returns the result on scaled data.
 
     Args:
       problem: the problem; its recipe is a :class:`MiniBatchRecipe`.

@@ -5,14 +5,13 @@ import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import numpy as np
 
 from jtrees import io, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
 from jtrees.forest import Forest
 from jtrees.search.problem import Fitted, Problem
-from jtrees.search.report import Preconditioning, Report, TreeReport
+from jtrees.search.report import Report
 from jtrees.tasks import Classification, Task
 
 
@@ -179,8 +178,7 @@ def fitted_tree(
     fitted: Fitted,
     *,
     refit: bool | None,
-    preconditioning: Preconditioning | None = None,
-    report: Callable[[TreeReport, np.ndarray], Report] | None = None,
+    report: Report,
     **shrinkage: Any,
 ) -> Fitted:
     """Returns the result with its hard tree in the user's units; a part of a larger model is returned unchanged.
@@ -191,9 +189,7 @@ def fitted_tree(
       refit: whether the leaves are fitted to the data. Such leaves are fitted again in double precision. False: the
         leaves are learnt. None: not known; leaves that equal fitted leaves up to rounding are replaced by the fitted
         leaves. Leaves are fitted in any case if rows with clipped features reach other leaves than in training.
-      preconditioning: how the features were preconditioned.
-      report: returns the recipe's report, given a :class:`TreeReport` and the nodes on the paths of the rows of the
-        table, ``(depth + 1, n)``: see :meth:`jtrees.ObliqueTree.decision_path`. None: the report is the TreeReport.
+      report: the recipe's report.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
     """
 
@@ -205,9 +201,6 @@ def fitted_tree(
         if refit or data.moves_clipped(fitted.scaled, tree):
             tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
-        path = np.asarray(tree.decision_path(data.table.x))
-        tree_report = TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
-        final = tree_report if report is None else report(tree_report, path)
-        return fitted._replace(model=tree, tree=tree, loss=_loss_of(fitted, tree, data), report=final)
+        return fitted._replace(model=tree, tree=tree, loss=_loss_of(fitted, tree, data), report=report)
 
     return problem.restored(fitted, restore)

@@ -108,19 +108,6 @@ class TrainingReport(Report):
     preconditioning: Preconditioning | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TreeReport(TrainingReport):
-    """The report of a recipe that ends in one tree.
-
-    Attributes:
-      reached: number of internal nodes that at least one training row reaches. ``tree.prune(x)`` removes every
-        unreached node.
-      preconditioning: how the features were preconditioned. None: no strength was tried, and none above 0 was given.
-    """
-
-    reached: int
-
-
 @io.part
 class Trial(NamedTuple):
     """One combination of options.

@@ -5,7 +5,6 @@ The source is Zantedeschi et al., "Learning Binary Decision Trees by Argmin Diff
 :class:`jtrees.nn.LatentTree`.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
-import numpy as np
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
@@ -26,7 +24,7 @@ from jtrees.methods.latent_tree.architecture import (
     is_tree,
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
-from jtrees.search import Fitted, NetworkRecipe, Preconditioning, Problem, Run, TrainingReport, option
+from jtrees.search import Fitted, NetworkRecipe, Preconditioning, Problem, Run, option
 from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
@@ -105,18 +103,6 @@ class _Hardened(NamedTuple):
     tree: ObliqueTree | None
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LatentReport(TrainingReport):
-    """The report of :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering`.
-
-    Attributes:
-      active: the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0 for pruned nodes.
-      preconditioning: how the features were preconditioned. None: no strength was tried or given.
-    """
-
-    active: np.ndarray
-
-
 @pytree.dataclass(kw_only=True)
 class LatentRecipe(NetworkRecipe):
     """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share."""
@@ -130,7 +116,7 @@ class LatentRecipe(NetworkRecipe):
     patience: int = option(10)
     early_stopping: bool = option(True)
 
-    model_type, report_type = LatentModel, LatentReport
+    model_type = LatentModel
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         from jtrees.methods.latent_tree import modules
@@ -173,8 +159,7 @@ class LatentRecipe(NetworkRecipe):
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
         network, tree = fitted.scaled
-        network = network.replace(task=problem.task.of_models)
-        fitted = fitted._replace(scaled=network, report={"active": np.asarray(network.active)})
+        fitted = fitted._replace(scaled=network.replace(task=problem.task.of_models))
         fitted = super().finish(problem, fitted, preconditioning)._replace(scaled=tree)
         if tree is None or fitted.model is None:
             return fitted
@@ -200,7 +185,7 @@ class LatentTree(LatentRecipe):
     For linear splits and a linear predictor on z alone, the fit's ``tree`` is an :class:`ObliqueTree`. Its leaves are
     constants or class frequencies fitted to the training data. In all other cases ``tree`` is None, as predictions need
     the predictor. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The
-    report is a :class:`jtrees.methods.LatentReport`.
+    report is a :class:`jtrees.search.TrainingReport`; ``model.network.active`` has the activity of all nodes.
 
     Attributes:
       depth: depth of the tree, 1 to 10.

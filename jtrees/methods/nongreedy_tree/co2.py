@@ -20,7 +20,7 @@ from jtrees.search import (
     Recipe,
     Run,
     Trained,
-    TreeReport,
+    TrainingReport,
     fitted_tree,
     option,
     preconditioned,
@@ -35,18 +35,15 @@ from jtrees.tree import ObliqueTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class GreedyReport(TreeReport):
+class GreedyReport(TrainingReport):
     """The report of :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
 
     Attributes:
-      reached: see :class:`jtrees.search.TreeReport`.
-      preconditioning: see :class:`jtrees.search.TreeReport`.
-      active_leaves: the number of leaves that at least one training row reaches.
+      preconditioning: see :class:`jtrees.search.TrainingReport`.
       shrinkage: the strength of the shrinkage with the lowest loss on held-out rows or the validation set, else NaN.
       rows: the number of rows that the splits were trained on.
     """
 
-    active_leaves: int
     shrinkage: float
     rows: int | None = None
 
@@ -92,8 +89,8 @@ class CO2(Recipe):
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.CO2(depth=1, epochs=5), x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> fit.report.search.active_leaves
-      2
+      >>> fit.report.search.rows
+      40
     """
 
     depth: int = option(8, most=MAX_DEPTH)
@@ -150,17 +147,10 @@ class CO2(Recipe):
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None) -> Fitted:
         """Returns the result in the user's units. Its leaves are fitted to all rows of the table of the problem."""
         best, used = map(float, fitted.report)
-
-        def report(tree_report: TreeReport, path: np.ndarray) -> GreedyReport:
-            return GreedyReport(
-                **vars(tree_report),
-                active_leaves=len(np.unique(path[-1])),
-                shrinkage=best if best >= 0 else np.nan,
-                rows=rows_used(self, path.shape[1]),
-            )
-
-        options: Any = {"preconditioning": preconditioning, "report": report}
-        return fitted_tree(problem, fitted, refit=True, shrink=self.shrink, strength=used, **options)
+        rows = rows_used(self, problem.count if problem.data is None else len(problem.data.table.x))
+        best = best if best >= 0 else np.nan
+        report = GreedyReport(preconditioning=preconditioning, shrinkage=best, rows=rows)
+        return fitted_tree(problem, fitted, refit=True, report=report, shrink=self.shrink, strength=used)
 
 
 async def grow_levels(problem: Problem) -> Trained:

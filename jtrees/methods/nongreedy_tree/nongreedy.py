@@ -128,8 +128,8 @@ class NonGreedy(CO2):
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.NonGreedy(depth=1, epochs=5, greedy_epochs=5, precondition=0)
-      >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).report.search.active_leaves
-      2
+      >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).report.search.rows
+      40
     """
 
     epochs: int | None = option(100)

@@ -5,7 +5,6 @@ The source is Hazimeh et al., "The Tree Ensemble Layer: Differentiability meets 
 :class:`jtrees.nn.TreeEnsemble`.
 """
 
-from dataclasses import dataclass
 import math
 from typing import Any, Literal
 
@@ -13,11 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import optax
 
-from jtrees import io, losses, pytree, routing, topology, training, validation as checks
+from jtrees import io, losses, pytree, topology, training, validation as checks
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import NetworkRecipe, Run, TrainingReport, checked_values, option
+from jtrees.search import NetworkRecipe, Run, checked_values, option
 from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -115,20 +114,6 @@ class EnsembleModel(SoftModel):
     """
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TELReport(TrainingReport):
-    """The report of :class:`jtrees.TEL`.
-
-    Attributes:
-      reachable_leaves: the mean number of leaves that a training sample reaches in a tree.
-      overflows: whether the training samples together exceed ``width``.
-      preconditioning: how the features were preconditioned. None: no strength was tried or given.
-    """
-
-    reachable_leaves: float
-    overflows: bool
-
-
 @pytree.dataclass(kw_only=True)
 class TEL(NetworkRecipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
@@ -136,8 +121,9 @@ class TEL(NetworkRecipe):
     The search trains on mini-batches with Adam. The ensemble soon overfits, so early stopping chooses the number of
     updates on held-out rows. The model has the parameters after the last update. If ``validation`` is given, the model
     has the evaluated parameters with the lowest validation loss. Features are scaled to mean 0 and deviation 1, targets
-    to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report
-    is a :class:`jtrees.methods.TELReport`.
+    to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit.
+    :func:`jtrees.routing.reachable_leaves` returns the number of leaves that a sample reaches, and whether ``width``
+    suffices. The report is a :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
@@ -164,8 +150,10 @@ class TEL(NetworkRecipe):
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.TEL(depth=1, trees=2, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> fit.model.predict(x).shape, fit.report.search.overflows
-      ((40,), False)
+      >>> splits = fit.model.network.params.weights, fit.model.network.params.bias
+      >>> count, overflows = jtrees.routing.reachable_leaves(fit.model.scaling.transform(x), *splits, gamma=0.5)
+      >>> fit.model.predict(x).shape, count.shape, bool(overflows)
+      ((40,), (2, 40), False)
     """
 
     depth: int = option(4, most=16)
@@ -180,7 +168,7 @@ class TEL(NetworkRecipe):
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
     chooses_updates = True
-    model_type, report_type = EnsembleModel, TELReport
+    model_type = EnsembleModel
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         checks.check_size("trees", self.trees, topology.num_leaves(self.depth) * (shape[1] + math.prod(task.shape)))
@@ -206,12 +194,3 @@ class TEL(NetworkRecipe):
             return super().evaluate(run, params)
         outputs = lambda params, x: params.outputs(x, self.gamma, step=self.step, width=self.width)
         return output_loss(run.task, outputs, params, run.evaluation)
-
-    def describe(self, run: Run, params: Ensemble) -> dict[str, Array]:
-        """Returns the mean number of leaves that a training sample reaches, and whether ``width`` overflows."""
-        if self.step != "smooth":
-            return {"reachable_leaves": jnp.asarray(topology.num_leaves(self.depth)), "overflows": jnp.zeros((), bool)}
-        x, splits = run.batch.x, (params.weights, params.bias)
-        count, overflows = routing.reachable_leaves(x, *splits, self.gamma, width=self.width)
-        mean = jnp.average(count.mean(0), weights=(run.weight > 0).astype(x.dtype))
-        return {"reachable_leaves": mean, "overflows": overflows}
