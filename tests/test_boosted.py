@@ -12,6 +12,7 @@ from jtrees import Classification, Policy, Regression, losses, pytree, training
 from jtrees.data import Data
 from jtrees.ensembles import boosting_sums
 from jtrees.search import Fitted, Run, options
+from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_table
 from jtrees.tasks.base import linked
 from tests import sweeps
@@ -22,7 +23,7 @@ KEY = jax.random.key(0)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(256, 3)).astype(np.float32)
 Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2] + 0.1 * rng.normal(size=256)
-LONG_X, LONG_Y = np.tile(X, (5, 1)) + 0.01 * rng.normal(size=(1280, 3)), np.tile(Y, 5)  # a single sum
+LONG_X, LONG_Y = np.tile(X, (16, 1)) + 0.01 * rng.normal(size=(4096, 3)), np.tile(Y, 16)  # a single sum
 COUNTS = rng.poisson(np.exp(0.5 * X[:, 0]))
 CLASSES = np.digitize(X[:, 0] + 0.3 * X[:, 1], [-0.5, 0.5])
 WEAK = jtrees.GET(depth=2, starts=1, epochs=6, cart="binned", halving=False, precondition=0, shrink=False)
@@ -335,6 +336,29 @@ def test_few_rows_are_refused_and_columns_are_drawn():
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
     assert (used.sum(1) == 1).all() and len(np.unique(used.argmax(1))) == 3
+
+
+@pytest.mark.parametrize("has_time", [True, False], ids=["five sums", "one sum"])
+def test_the_first_of_five_long_sums_chooses_the_kind_and_is_alone_if_there_is_no_time_for_the_others(
+    has_time, monkeypatch
+):
+    added, add = [], boosting_sums.GrowingSum.add
+    monkeypatch.setattr(
+        boosting_sums.GrowingSum, "add", lambda growing, count: added.append(growing) or add(growing, count)
+    )
+    if not has_time:
+        monkeypatch.setattr(Monitor, "left", lambda monitor: 1e-3)
+    x, y = LONG_X[:1280], (LONG_X[:1280, 0] > 0) + 0.1 * np.random.default_rng(1).normal(size=1280)
+    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, learning_rate=0.5, patience=12), x, y, key=KEY)
+    rounds, sums = fit.report.search.rounds, 5 if has_time else 1
+    assert len(fit.model) == sums * rounds and fit.report.ended == ("finished" if has_time else "max_seconds")
+    assert not fit.report.search.is_oblique and ((fit.model.trees.weights != 0).sum(-1) <= 1).all()
+    assert len({*map(id, added)}) == (6 if has_time else 2)  # two kinds in the first fold, then one kind
+    predicted, rows = fit.predict(x), fit.report.held_out_rows
+    assert np.mean((predicted - y) ** 2) < 0.2 * y.var() and (rows is None) == has_time
+    if has_time:
+        outputs = sum(np.asarray(tree.predict(x)) for tree in fit.model)
+        np.testing.assert_allclose(predicted, outputs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

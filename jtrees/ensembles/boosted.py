@@ -35,7 +35,7 @@ _CALLS, _MOST_ROUNDS = 10, 30  # fewest calls for all rounds, and the largest nu
 _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
 # In a table of at most _FEW_ROWS rows, each fifth is held out once. The mean of five sums is more accurate than one sum
 # of all rows, and takes two to three times as long.
-_FEW_ROWS, _FOLDS = 5000, 5
+_FEW_ROWS, _FOLDS = 4000, 5
 _MANY_OF_SUM = 800  # if a sum has more training rows, its held-out rows alone can choose the kind of the trees
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
 # A kind of trees ends if its loss is larger than the other's by this fraction, after the same number of rounds.
@@ -51,7 +51,7 @@ class BoostedReport(Report):
 
     Attributes:
       rounds: the number of rounds. A round adds one tree. If there are five sums, a round adds a tree to each sum. This
-        is the case if :class:`jtrees.Boosted` holds out rows of a table of at most 5000 rows.
+        is the case if :class:`jtrees.Boosted` holds out rows of a table of at most 4000 rows.
       dropped: the number of rounds without a finite tree. The outputs of a tree that is not finite are 0.
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
@@ -88,7 +88,7 @@ class Boosted(Wrapper):
     If ``patience`` is given, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model
     keeps the rounds up to the lowest loss. If there is no ``validation``, boosting holds out rows:
 
-    - In a table of at most 5000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
+    - In a table of at most 4000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
       The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
       A deadline can prevent that in a table of more than 1000 rows.
     - In a larger table, boosting holds out a fifth of the rows to choose the number of rounds. The leaves of the first
@@ -266,11 +266,14 @@ class Boosted(Wrapper):
         handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is first[-1] else 0
         best = min(first, key=lambda kind: kind.lowest() + handicap(kind))
         is_oblique = best is first[-1]
-        if is_long and monitor.left() > (len(problems) - 1) * (time.monotonic() - began):
-            kind = kinds[first.index(best)]
-            await self._grow([kind], monitor)
-            best = best if self._rounds_to_add(kind.losses) else kind
-        return best, is_oblique
+        if not is_long:
+            return best, is_oblique
+        if monitor.left() < (len(problems) - 1) * (time.monotonic() - began):
+            monitor.cut()
+            return best, is_oblique
+        kind = kinds[first.index(best)]
+        await self._grow([kind], monitor)
+        return best if self._rounds_to_add(kind.losses) else kind, is_oblique
 
     async def _grow(self, kinds: list["_Kind"], monitor: Any) -> None:
         """Adds rounds to the sums of each kind, until early stopping ends it, or another kind is far better."""
