@@ -8,7 +8,7 @@ import numpy as np
 
 import jtrees
 from jtrees import pytree
-from jtrees.data import Data, Scaling
+from jtrees.data import Scaling
 from jtrees.search import Fitted, Problem, Recipe, Run, option, options as kinds
 from jtrees.search.engine import MOST
 from jtrees.training.state import NOT_TAKEN
@@ -67,13 +67,12 @@ class Polynomials(Recipe):
         coefficients, score, steps = (await problem.map(result, state)).host
         if not np.isfinite(score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-        return problem.restored(Fitted(coefficients, float(score), int(steps), losses), restored)
-
-
-def restored(fitted: Fitted, data: Data) -> Fitted:
-    """The polynomial in the user's units."""
-    model = Polynomial(fitted.scaled, data.scaling)
-    return fitted._replace(model=model, loss=data.loss(model))
+        fitted = Fitted(coefficients, float(score), int(steps), losses)
+        if (data := problem.data) is None:
+            return fitted
+        with problem.restoring():
+            model = Polynomial(coefficients, data.scaling)
+            return fitted._replace(model=model, loss=data.loss(model))
 
 
 def initial(run: Run):

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Data
 from jtrees.data.scaling import rows_for_slopes
 from jtrees.ensembles.boosting_round import base_task
 from jtrees.ensembles.boosting_sums import GrowingSum, Sum, begin, refitted, regrown, since_lowest
@@ -176,16 +175,16 @@ class Boosted(Wrapper):
 
     async def search(self, problem: Problem) -> Fitted:
         boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
-
-        def restore(fitted: Fitted, data: Data) -> Fitted:
+        fitted = boosting.fitted
+        if (data := problem.data) is None:
+            return fitted
+        with problem.restoring():
             model = _forest(problem, *fitted.scaled)
             # Predicting all rows of a long table takes half the time of boosting.
             is_long = problem.count > _MANY_ROWS and not problem.has_validation_set
             loss = fitted.score * data.loss_unit if is_long else data.loss(model)
             score = loss / data.loss_unit
             return fitted._replace(model=model, score=score, loss=loss, left_out=boosting.left_out(problem))
-
-        return problem.restored(boosting.fitted, restore)
 
     async def boosted(self, problem: Problem, folds: int = 1, *, is_start: bool = False) -> "Boosting":
         """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.

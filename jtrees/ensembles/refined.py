@@ -12,8 +12,7 @@ import numpy as np
 import optax
 
 from jtrees import io, losses, ops, pytree, routing, segments, topology, training
-from jtrees.data import Data
-from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
+from jtrees.ensembles.boosted import Boosted, BoostedReport
 from jtrees.ensembles.boosting_sums import padded_to
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
@@ -182,8 +181,15 @@ class Refined(Wrapper):
         fitted = fitted._replace(scaled=_hard(*fitted.scaled), history=history, report=report)
         if refined:
             fitted = fitted._replace(scaled=last.model, score=last.score, step=fitted.step + last.step)
-        trial = first.model if refined else _hard(trees, initial)
-        return problem.restored(fitted, partial(_restored, problem, trial, boosting))
+        trial = first.model if refined else _hard(trees, initial)  # not trained on held-out rows
+        if (data := problem.data) is None:
+            return fitted
+        with problem.restoring():
+            restore = lambda trees: data.scaling.restore(SoftForest(on_device(trees), None, data.table.task.of_models))
+            model, left_out = restore(fitted.scaled), None
+            if boosting.has_losses and not problem.is_member:
+                left_out = problem.left_out(restore(trial), boosting.held_out[0])
+            return fitted._replace(model=model, loss=data.loss(model), left_out=left_out)
 
     async def _together(self, problem: Problem, trees: ObliqueTree, initial: np.ndarray, steps: int) -> "_Together":
         """Trains the trees of a boosted sum jointly, with ``steps`` updates."""
@@ -213,15 +219,6 @@ class _Together(NamedTuple):
     losses: np.ndarray  # the loss at each evaluation; infinite without evaluations
     history: np.ndarray  # loss of each update
     is_complete: bool  # whether all updates were taken and were finite
-
-
-def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fitted, data: Data) -> Fitted:
-    """Returns the result in the user's units; ``trial`` is the model that was not trained on held-out rows."""
-    restored = lambda network: data.scaling.restore(SoftForest(on_device(network), None, data.table.task.of_models))
-    model, left_out = restored(fitted.scaled), None
-    if boosting.has_losses and not problem.is_member:
-        left_out = problem.left_out(restored(trial), boosting.held_out[0])
-    return fitted._replace(model=model, loss=data.loss(model), left_out=left_out)
 
 
 def _hard(trees: ObliqueTree, initial: np.ndarray) -> SoftTrees:

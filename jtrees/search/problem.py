@@ -248,17 +248,6 @@ class Problem(Run):
             losses[rows] = losses_of(model, table.rows(rows), self.data.scaling)
         return LeftOut(losses, chose=True, several=False)
 
-    def restored(self, fitted: Fitted, restore: Callable[[Fitted, Data], Fitted]) -> Fitted:
-        """Returns the result in the user's units, ``restore(fitted, data)``; a part of a larger model is unchanged.
-
-        Raises:
-          OutOfTimeError: if the problem is optional and there is no time.
-        """
-        if self.data is None:
-            return fitted
-        with self.restoring():
-            return restore(fitted, self.data)
-
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
         """Context in which a search makes its result in the user's units; each process makes the same result.

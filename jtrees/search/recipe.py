@@ -162,15 +162,14 @@ def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Re
     """Returns the result with its model in the user's units; a part of a larger model is returned unchanged."""
     # The result has a network, which a `model_type` holds, or a `Forest` of scaled data. `bounded` says whether
     # predictions are clipped to values near the training targets.
-
-    def restore(fitted: Fitted, data: Data) -> Fitted:
+    if (data := problem.data) is None:
+        return fitted
+    with problem.restoring():
         if isinstance(fitted.scaled, Forest):
             model = data.scaling.restore(fitted.scaled)
             return fitted._replace(model=model, loss=data.loss(model), report=report)
         model = data.scaling.restore(model_type(on_device(fitted.scaled), None, data.table.task.of_models, bounded))
         return fitted._replace(model=model, loss=_loss_of(fitted, model, data), report=report)
-
-    return problem.restored(fitted, restore)
 
 
 def fitted_tree(
@@ -192,8 +191,9 @@ def fitted_tree(
       report: the recipe's report.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
     """
-
-    def restore(fitted: Fitted, data: Data) -> Fitted:
+    if (data := problem.data) is None:
+        return fitted
+    with problem.restoring():
         tree = data.scaling.restore_splits(fitted.scaled)
         tree = tree.replace(leaves=data.scaling.restore_leaves(fitted.scaled.leaves))
         if refit is None:
@@ -202,5 +202,3 @@ def fitted_tree(
             tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
         return fitted._replace(model=tree, tree=tree, loss=_loss_of(fitted, tree, data), report=report)
-
-    return problem.restored(fitted, restore)

@@ -73,8 +73,10 @@ def best_tree(
     history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
     splits, step = (result.tree, result.step) if is_finite else (carts.trees[max(best_cart, 0)], 0)
     splits, cart_trees = with_map((splits, carts.trees), None if narrowing is None else narrowing.matrix)
-
-    def restore(fitted: Fitted, data: Data) -> Fitted:
+    fitted = Fitted(splits, result.score, step, history)
+    if (data := problem.data) is None:
+        return fitted
+    with problem.restoring():
         refitted = [
             [(*_refitted(recipe, tree, data, narrowing), -1 - number) for tree in trees]
             for number, trees in enumerate(_cart_splits(recipe, problem, cart_trees, narrowing))
@@ -96,8 +98,6 @@ def best_tree(
         expected_loss = loss if is_expected else None
         fitted = fitted._replace(score=score, step=update, expected_loss=expected_loss)
         return fitted._replace(model=tree, tree=tree, loss=loss, report=report)
-
-    return problem.restored(Fitted(splits, result.score, step, history), restore)
 
 
 def _report(
