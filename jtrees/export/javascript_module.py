@@ -188,8 +188,13 @@ function daysOf(cell, patterns, zoned, zone) {
   const month = name ? MONTHS.findIndex((text) => [text, text.slice(0, 3)].includes(name)) + 1 : parts.month;
   const digits = (text = "0") => String(text).padStart(2, "0");
   const date = [parts.year, digits(month), digits(parts.day)].join("-");
+  let hour = Number(parts.hour ?? 0);
+  if (parts.half) {
+    if (hour < 1 || hour > 12) return undefined;
+    hour = (hour % 12) + (/p/i.test(parts.half) ? 12 : 0);
+  }
   const milliseconds = (parts.part ?? "").padEnd(3, "0").slice(0, 3);
-  const time = `${digits(parts.hour)}:${digits(parts.minute)}:${digits(parts.second)}.${milliseconds}`;
+  const time = `${digits(hour)}:${digits(parts.minute)}:${digits(parts.second)}.${milliseconds}`;
   const local = Date.parse(`${date}T${time}Z`);
   if (Number.isNaN(local) || !new Date(local).toISOString().startsWith(date)) return undefined;
   const offset = offsetOf(parts.zone);

@@ -17,7 +17,7 @@ MONTHS = ("january", "february", "march", "april", "may", "june")
 MONTHS += ("july", "august", "september", "october", "november", "december")
 TIME = (
     r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<part>\d+))?)?"
-    r"(?P<zone> ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?)?"
+    r"(?: ?(?P<half>[AaPp])[Mm])?(?P<zone> ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?)?"
 )
 ISO = "%Y-%m-%d"
 # Formats of dates and their patterns. Day and month may be ambiguous if two formats have the same separators.
@@ -126,6 +126,10 @@ def days_of(text, style, zoned, zone):
     try:
         month = month_of(parts["name"].lower()) if "name" in parts else int(parts["month"])
         hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
+        if parts["half"]:  # half of a day: 12:30 AM is half past midnight
+            if not 1 <= hour <= 12:
+                return None
+            hour = hour % 12 + 12 * (parts["half"] in "Pp")
         part = int((parts["part"] or "").ljust(3, "0")[:3])
         moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
         if zoned:
