@@ -2,7 +2,7 @@
 
 ``python docs/check.py docstrings`` checks that every option of a recipe has a line, and that every example in a
 docstring runs. It also checks that no required example is missing, and that every block of Python in a page is
-executed.
+executed. No table of a page may be wrapped into a paragraph.
 
 ``python docs/check.py site FOLDER`` checks that every public name has an entry. Sphinx itself checks links, anchors,
 references and images.
@@ -159,6 +159,16 @@ def blocks_that_nothing_runs() -> list[str]:
     return wrong
 
 
+def tables_in_paragraphs() -> list[str]:
+    """Returns the lines of pages where a table is wrapped into a paragraph, which the site would show as text."""
+    wrong, attribute = [], "{.sentences}"
+    for page in sorted([*DOCS.rglob("*.md"), DOCS.parent / "README.md"]):
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            if (attribute in line and line != attribute) or ("|---" in line and not line.startswith("|---")):
+                wrong.append(f"{page.relative_to(DOCS.parent)}:{number}: a table needs a line for each row")
+    return wrong
+
+
 # --- The site ---------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +207,8 @@ def main(arguments: list[str]) -> int:
     """Runs one of the two checks and prints the faults. Returns 1 if there are any, else 0."""
     if arguments[:1] == ["docstrings"]:
         warnings.simplefilter("ignore")
-        wrong = options_without_a_line() + names_without_example() + blocks_that_nothing_runs() + failing_examples()
+        wrong = options_without_a_line() + names_without_example() + blocks_that_nothing_runs()
+        wrong += tables_in_paragraphs() + failing_examples()
     else:
         wrong = names_without_an_entry(Path(arguments[1]))
     print("\n".join(wrong), file=sys.stderr)

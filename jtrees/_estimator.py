@@ -24,7 +24,7 @@ from jtrees.selection.grid import all_options, with_options
 from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
 from jtrees.tables.dataset import raw_rows
 from jtrees.tables.encoder import EncodedTable
-from jtrees.tables.frame import frame_of_objects
+from jtrees.tables.frame import frame_of_objects, in_memory
 from jtrees.tables.inference import checked_missing, inferred
 from jtrees.tree import ObliqueTree
 
@@ -205,6 +205,8 @@ class TreeEstimator(BaseEstimator):
             targets = [validate_data(self, y=target, **options) for target in y]
             table: Any = X.frame if isinstance(X, EncodedTable) else X
             if not isinstance(table, Frame):
+                if hasattr(table, "columns"):
+                    in_memory(table)  # scikit-learn would find no features in a lazy table
                 validate_data(self, table, skip_check_array=True, reset=bool(y))
             elif y:  # the columns of a raw table are checked when its schema reads it
                 names = list(table.schema.columns)

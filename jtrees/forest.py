@@ -201,7 +201,8 @@ def _outputs_of(forest: Forest) -> Any:
 
         def block_outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
             outputs = (part.at(reached, x) for part, reached in zip(tree_leaves, leaf.T, strict=True))
-            return np.sum([votes(values[None])[0] if vote else values for values in outputs], axis=0)
+            # NumPy would add the trees of a single row in another order than the trees of several rows.
+            return sum(votes(values[None])[0] if vote else values for values in outputs)  # type: ignore[return-value]
 
     def outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
         size = max(1, _GATHERED // (trees * width))

@@ -55,7 +55,7 @@ def largest_terms(
 
 def smaller_terms(number: int) -> str:
     """Returns the text for omitted terms."""
-    return f"+ {number} smaller term{'' if number == 1 else 's'}"
+    return f"+ {validation.number_of(number, 'smaller term')}"
 
 
 def linear_text(weights: np.ndarray, names: Sequence[str], digits: int, **chosen: Any) -> str:
@@ -187,7 +187,7 @@ def measured(
         return None, [[] for _ in range(len(tree.bias) + 1)]
     leaf = np.asarray(tree.leaf_index(x))
     deviations = prediction.fill_gaps(np.asarray(x, np.float64), tree.medians).std(0)
-    rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(tree.bias) + 1)]
+    rows = [[validation.number_of(n, "row")] for n in np.bincount(leaf, minlength=len(tree.bias) + 1)]
     if y is None:
         return deviations, rows
     kind = "action" if tree.is_policy else "class"

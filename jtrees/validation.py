@@ -49,6 +49,11 @@ def quoted_list(values: Iterable[Any]) -> str:
     return listed(map(quoted, values))
 
 
+def number_of(count: int | np.integer, noun: str) -> str:
+    """Returns a number of things as text: "1 row", "2 rows"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def first_repeated(names: Iterable[str]) -> str | None:
     """Returns the first name that occurs before, or None."""
     seen: set[str] = set()
@@ -291,8 +296,7 @@ def warn_of_gaps(counts: Mapping[str, int]) -> None:
 
 def counted(counts: Mapping[str, int]) -> str:
     """Returns the names of columns and their positive numbers of rows as text."""
-    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
-    return listed(f"{quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
+    return listed(f"{quoted(name)} ({number_of(count, 'row')})" for name, count in counts.items() if count)
 
 
 def as_finite(name: str, array: Any) -> np.ndarray:

@@ -162,6 +162,11 @@ def test_margins_are_two_standard_errors_of_paired_differences():
     assert comparison.verdict("GET").startswith("Gradient boosting and CART are better than GET: loss ")
     leading = Comparison({"model": 1.0, "linear": 2.0}, "loss", "held-out rows", {"linear": 0.05})
     assert leading.verdict("GET") == "GET is better than a linear model: loss 1, 2 for a linear model, on held-out rows"
+    ranked = {"model": 5.0, "random forest": 5.2, "linear": 5.3, "constant": 5.4, "CART, depth 3": 5.5, "other": 9.0}
+    behind = Comparison(ranked, "loss", "held-out rows", dict.fromkeys([*ranked][1:], 0.1) | {"CART, depth 3": 0.6})
+    sentence = behind.verdict("GET")
+    assert sentence.startswith("GET is neither clearly better nor clearly worse than CART: loss 5, 5.2 for ")
+    assert sentence.endswith("5.4 for a constant and 5.5 for CART, on held-out rows")  # a named rival has its loss
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         leading.warn_if_behind("GET", "another recipe may do better")

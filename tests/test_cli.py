@@ -127,6 +127,12 @@ def test_predictions_of_any_order_of_columns(folder, tmp_path, capsys):
     assert label == ["not yet", "sold"][int(float(chances[1]) > 0.5)]
 
 
+def test_one_row_is_no_plural(folder, tmp_path, capsys):
+    houses().head(1).to_csv(file := tmp_path / "house.csv", index=False)
+    assert run("predict", folder / "price.jtrees", file, "--out", tmp_path / "out.csv") == 0
+    assert capsys.readouterr().out.startswith("1 row written to ")
+
+
 def test_a_row_is_explained(folder, capsys):
     assert run("explain", folder / "verdict.jtrees", folder / "houses.csv", "--row", 7) == 0
     output, area = capsys.readouterr().out, houses()["area"][7]

@@ -126,7 +126,7 @@ def test_text_gaps_and_labels(tmp_path, capsys):
     written, table = run(tmp_path, "--csv", file, "--target", "verdict", "--columns", "price=drop", "offered=drop")
     printed = capsys.readouterr().out
     assert "task: classification, as verdict holds 2 labels (--task says otherwise)" in printed
-    assert "1 rows without 'verdict' left out" in printed and "left out: 'id' (89 different texts" in printed
+    assert "1 row without 'verdict' left out" in printed and "left out: 'id' (89 different texts" in printed
     assert list(table.index) == [*SIMPLE, "GET"]  # linear leaves are for regression
     rules = (written / "GET.txt").read_text()
     assert ("area" in rules or "[heating = gas]" in rules) and " rows)" in rules and "sold: " in rules

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import joblib
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -270,6 +271,15 @@ def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
     assert list(model.get_feature_names_out()) == model.encoder_.feature_names
     with pytest.raises(ValueError, match="X has 4 features, but TreeRegressor is expecting 7"):
         model.predict(frame.to_numpy(object)[:, :4])
+
+
+@pytest.mark.filterwarnings("ignore")  # of polars, of the names of a lazy table
+def test_a_lazy_table_is_refused_by_fit_and_predict_alike():
+    table = pl.DataFrame({"a": np.arange(40.0), "b": ["u", "v"] * 20})
+    model = regressor().fit(table, np.zeros(40))
+    for call in (model.predict, lambda lazy: model.fit(lazy, np.zeros(40))):
+        with pytest.raises(ValueError, match="x must be an array or a DataFrame in memory, got LazyFrame"):
+            call(table.lazy())
 
 
 @pytest.mark.parametrize("constant", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -167,7 +167,7 @@ def test_an_empty_cell_of_one_column_is_a_row(tmp_path):
 def test_spaces_and_missing_values(tmp_path):
     frame, messages = rows_of(tmp_path, "a,b\nYes ,NA\nYes, n/a\n No,-\n")
     assert frame["a"].tolist() == ["Yes", "Yes", "No"] and frame["b"].tolist() == ["NA", "n/a", "-"]
-    assert messages == ["spaces at the ends of cells are left out, 1 times, in 'a'"]
+    assert messages == ["spaces at the ends of cells are left out, 1 time, in 'a'"]
     file = written(tmp_path, pd.concat([frame] * 10))
     for missing, levels in ((MISSING, {"-"}), (("-",), {"NA", "n/a"})):
         column = encoded(read_labelled(file, "a", Rules(missing=missing)))[0].schema.columns["b"]

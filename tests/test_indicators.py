@@ -85,6 +85,24 @@ def test_a_table_keeps_within_its_budget_and_the_smallest_columns_have_indicator
     assert full or all(column.by_mean == (size > 10) for size, column in zip(sizes, schemas, strict=True))
 
 
+def marked(rows, sizes):
+    """Returns the numbers of levels of the columns that have indicators, in a table without numbers."""
+    cells = {str(size): np.resize([f"level {k:02}" for k in range(size)], rows) for size in sizes}
+    columns = TableEncoder.fit(pd.DataFrame(cells), np.arange(rows) % 7)[0].schema.columns
+    return [size for size in sizes if columns[str(size)].indicators]
+
+
+def test_a_long_table_has_indicators_of_up_to_32_levels_of_thirty_rows():
+    """Target means hide a level whose effect depends on another column."""
+    assert [marked(rows, [20]) for rows in (599, 600)] == [[], [20]]
+    assert [marked(rows, [32]) for rows in (959, 960)] == [[], [32]] and marked(5000, [33]) == []
+
+
+def test_a_long_table_has_up_to_64_features_of_thirty_rows():
+    sizes = [11, 13, 17, 19, 23]
+    assert [len(marked(rows, sizes)) for rows in (320, 850, 1300, 50_000)] == [0, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("rare", "missing", "indicators"), [(4, 0, 6), (5, 0, 0), (3, 5, 7), (4, 5, 0), (4, 3, 0)])
 def test_rare_levels_count_and_missing_values_count_as_a_level(rare, missing, indicators):
     cells = [f"level {i}" for i in range(6) for _ in range(20)] + [f"rare {i}" for i in range(rare)] + [None] * missing
@@ -95,9 +113,9 @@ def test_rare_levels_count_and_missing_values_count_as_a_level(rare, missing, in
 def test_means_of_residuals_compare_levels_at_equal_numbers():
     """As the clarity of diamonds, whose large ones are rarely clear: the better the level, the lower its mean."""
     rng = np.random.default_rng(0)
-    quality = rng.integers(0, 12, 2000)
-    size = 20 - quality + 3 * rng.normal(size=2000)
-    y = 10 * size + 3 * quality + rng.normal(size=2000)
+    quality = rng.integers(0, 40, 8000)
+    size = 20 - 0.3 * quality + 3 * rng.normal(size=8000)
+    y = 10 * size + quality + rng.normal(size=8000)
     table = pd.DataFrame({"size": size, "quality": [f"q{i:02}" for i in quality]})
     encoder, training = TableEncoder.fit(table, y)
     assert encoder.feature_names == ["size", "[mean y by quality]", "[mean residual of y by quality]"]
@@ -110,7 +128,7 @@ def test_means_of_residuals_compare_levels_at_equal_numbers():
 
 
 def test_means_of_residuals_need_a_column_of_numbers_and_ignore_weights_of_zero():
-    y, cells = np.arange(N) % 7, levels(12)
+    y, cells = np.arange(N) % 7, levels(15)
     assert names({"c": cells}, y) == ["[mean y by c]"]
     table, heavy = pd.DataFrame({"x": RNG.normal(size=N), "c": cells}), np.arange(N) % 2 + 0.0
     weights = np.where(heavy, 1.0, 1e-30)
@@ -122,9 +140,9 @@ def test_means_of_residuals_need_a_column_of_numbers_and_ignore_weights_of_zero(
 @pytest.mark.parametrize("classes", [3, 8, 40])
 def test_columns_have_at_most_six_means_of_classes_those_that_the_levels_explain(classes):
     rng = np.random.default_rng(0)
-    city = rng.integers(0, 12, 2000)
-    y = np.where(city == 3, 1, np.where(city == 4, 2, rng.integers(0, classes, 2000)))
-    table = pd.DataFrame({"x": rng.normal(size=2000), "city": [f"city {i:02}" for i in city]})
+    city = rng.integers(0, 40, 8000)
+    y = np.where(city == 3, 1, np.where(city == 4, 2, rng.integers(0, classes, 8000)))
+    table = pd.DataFrame({"x": rng.normal(size=8000), "city": [f"city {i:02}" for i in city]})
     encoder, training = TableEncoder.fit(table, y, task="classification")
     assert training.shape[1] == len(encoder.feature_names) == 7
     actual = dict(zip(encoder.feature_names, encoder.transform(table).T, strict=True))

@@ -20,7 +20,7 @@ import jtrees
 from jtrees.cli.parser import LOSSES
 from jtrees.data.held_out import divided
 from jtrees.estimators import BoostedClassifier, TreeClassifier, TreeRegressor
-from jtrees.report.held_out import HeldOut
+from jtrees.report.held_out import HeldOut, HeldOutRows
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
 from jtrees.tables.inference import inferred
@@ -149,6 +149,15 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
 
 
 @pytest.mark.slow
+def test_rows_without_a_class_have_no_auc():
+    x, y = pd.DataFrame({"size": np.arange(60.0)}), np.tile(["a", "b", "c"], 20)
+    options = {"frame": inferred(x)[1], "share": 0.25, "seed": 0}
+    rows = HeldOutRows(x, y, "classification", jtrees.losses.SquaredError(), **options)
+    chances = np.full((3, 3), 1 / 3)
+    assert rows.scores_of(chances, np.arange(3))["AUC"] == 0.5
+    assert list(rows.scores_of(chances, np.array([0, 1, 1]))) == ["accuracy", "balanced accuracy", "log loss"]
+
+
 def test_a_report_shows_dollar_signs(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"$a_{$": rng.normal(size=80), "$y_{$": rng.choice(["$u_{$", "$1"], 80)})

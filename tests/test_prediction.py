@@ -40,9 +40,14 @@ def samples(n, shift=0.0, dtype=np.float32, seed=1):
     return (shift + np.random.default_rng(seed).normal(size=(n, P))).astype(dtype)
 
 
-def forest(depth, **options):
-    trees = [draw(depth, seed=seed, **options) for seed in (1, 2)]
-    return Forest(jax.tree.map(lambda *a: np.stack(a), *trees))
+def forest(depth, trees=2, **options):
+    drawn = [draw(depth, seed=seed, **options) for seed in range(1, trees + 1)]
+    return Forest(jax.tree.map(lambda *a: np.stack(a), *drawn))
+
+
+def large_forest(depth, **options):
+    """More trees than features: NumPy evaluates few rows."""
+    return forest(depth, trees=2 * P, **options)
 
 
 def assert_the_same_in_pieces(ask, x, rows=ROWS):
@@ -60,7 +65,9 @@ def assert_the_same_in_pieces(ask, x, rows=ROWS):
     ("origin", "shift", "dtype"),
     [(False, 0.0, np.float32), (False, FAR, np.float32), (True, FAR, np.float32), (True, FAR, np.float64)],
 )
-@pytest.mark.parametrize(("model", "depth", "n"), [(draw, 8, 3005), (forest, 4, 3005), (draw, 4, MANY)])
+@pytest.mark.parametrize(
+    ("model", "depth", "n"), [(draw, 8, 3005), (forest, 4, 3005), (large_forest, 4, 3005), (draw, 4, MANY)]
+)
 def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, depth, n, origin, shift, dtype):
     """Wherever rows start in memory, and in whatever order they lie there."""
     tree, x = model(depth, origin=origin, shift=shift), samples(n, shift, dtype)
@@ -73,6 +80,14 @@ def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, dep
         unaligned[:] = x
         for rows, expected in ((x[::-1], full[::-1]), (np.asfortranarray(x)[5:], full[5:]), (unaligned, full)):
             assert np.array_equal(tree.predict(rows), expected)
+
+
+def test_few_rows_of_many_trees_need_no_program(count_compilations):
+    model, x = large_forest(4), samples(400)
+    full = model.predict(x)
+    fresh = model.replace(trees=jax.tree.map(lambda a: a[:7], model.trees))
+    assert count_compilations(lambda: [fresh.predict(x[:n]) for n in (1, 16)]) == 0
+    assert np.array_equal(np.concatenate([model.predict(x[i : i + 1]) for i in range(400)]), full)
 
 
 def test_what_is_prepared_for_one_model_serves_no_other():

@@ -65,6 +65,16 @@ def test_blocks_that_nothing_runs(check, monkeypatch, tmp_path):
     ]
 
 
+def test_tables_in_paragraphs(check, monkeypatch, tmp_path):
+    assert check.tables_in_paragraphs() == []
+    (tmp_path / "README.md").write_text("{.sentences}\n| a |\n|---|\n| b |\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("# Page\n\n{.sentences} | a |\n\nb | |---|\n")
+    monkeypatch.setattr(check, "DOCS", tmp_path / "docs")
+    message = "a table needs a line for each row"
+    assert check.tables_in_paragraphs() == [f"docs/page.md:3: {message}", f"docs/page.md:5: {message}"]
+
+
 def test_names_without_an_entry(check, tmp_path):
     every = [name for module in check.MODULES for name, _ in check.public(module)]
     subset = [name for name in every if not name.startswith("jtrees.topology.")]

@@ -191,7 +191,7 @@ def _predict(options: argparse.Namespace) -> int:
         output: Any = sys.stdout
         output.write_data(text)
     else:
-        print(f"{len(x)} rows written to {options.out}")
+        print(f"{validation.number_of(len(x), 'row')} written to {options.out}")
     return 0
 
 

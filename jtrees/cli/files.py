@@ -100,7 +100,8 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
         frame[name] = pd.Series(short, dtype=object)
     if any(stripped.values()):
         which = checks.quoted_list(name for name, count in stripped.items() if count)
-        changes.append(f"spaces at the ends of cells are left out, {sum(stripped.values())} times, in {which}")
+        times = checks.number_of(sum(stripped.values()), "time")
+        changes.append(f"spaces at the ends of cells are left out, {times}, in {which}")
     return frame, changes
 
 

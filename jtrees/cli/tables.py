@@ -127,7 +127,7 @@ def check_named(columns: Mapping[str, str], names: list[str]) -> None:
 def _check_rows(frame: LabelledTable) -> None:
     """Raises :class:`DataError` if there are too few rows to train, choose and test."""
     if len(frame.x) < _FEWEST:
-        rows = "a header and no rows" if len(frame.x) == 0 else f"{len(frame.x)} rows"
+        rows = "a header and no rows" if len(frame.x) == 0 else checks.number_of(len(frame.x), "row")
         raise DataError(f"{frame.name} has {rows}: at least {_FEWEST} are needed to train, choose and test")
 
 
@@ -156,7 +156,8 @@ def prepared(data: LabelledTable, task: Task | None, reason: str = "") -> tuple[
     _check_rows(frame)
     schema: Any = frame.schema
     count = sum(column.kind != "drop" or bool(column.note) for column in schema.columns.values())
-    return frame, task, [f"{frame.name}: {len(frame.x)} rows, {count} columns; task: {text}", *left_out]
+    columns = checks.number_of(count, "column")
+    return frame, task, [f"{frame.name}: {len(frame.x)} rows, {columns}; task: {text}", *left_out]
 
 
 def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
@@ -168,7 +169,7 @@ def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     changes, name = list(frame.changes), checks.quoted(y.name)
     keep = y.notna()
     if not keep.all():
-        changes.append(f"{(~keep).sum()} rows without {name} left out")
+        changes.append(f"{checks.number_of((~keep).sum(), 'row')} without {name} left out")
     if task == "regression":
         _check_numbers(y[keep])
     else:

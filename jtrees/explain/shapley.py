@@ -54,7 +54,8 @@ def shapley_values(
 
     For up to 12 columns, the values are exact: all sets of columns are evaluated. For more columns, the values are
     means over random orders of the columns. Each order is paired with its reverse (antithetic sampling). In both cases
-    the base value and the values of a sample add up to its prediction, up to rounding in float32.
+    the base value and the values of a sample add up to its prediction, up to rounding in float32. A row whose score is
+    within rounding of a split may go to the other side of it here.
 
     Args:
       model: any fitted model.

@@ -27,7 +27,7 @@ _ARTICLES = {
     "constant": "a constant",
     "random forest": "a random forest",
 }
-_SHOWN = 3  # least number of rivals whose losses a verdict states, the best first
+_SHOWN = 3  # number of best rivals whose losses a verdict states, besides the rivals that it names
 _UNSURE = 0.25  # uncertain fraction of the charge for the parameters of a tree
 _MARGIN = 0.002  # smallest difference that counts, as a fraction of the loss of a constant
 _ERRORS = 2.0  # standard errors of a difference that may be due to chance
@@ -121,7 +121,8 @@ class Comparison:
             verdict = f"whether {name} is better than {phrases(rivals)} needs held-out rows"
         else:
             verdict = f"{name} is better than {phrases(rivals)}"
-        shown = rivals[: max(_SHOWN, len(better))]
+        named = better or similar or rivals
+        shown = [rival for rank, rival in enumerate(rivals) if rank < _SHOWN or rival in named]
         against = [f"{number_text(self.losses[rival], 4)} for {_phrase(rival)}" for rival in shown]
         model_loss = number_text(self.losses[next(iter(self.losses))], 4)
         verdict = f"{verdict}: {self.measure} {model_loss}, {phrases(against)}, on {self.where}"

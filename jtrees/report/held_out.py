@@ -21,7 +21,7 @@ from jtrees.tables.encoder import EncodedTable
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.tasks.labels import coded_labels, label_array
 from jtrees.text import number_text
-from jtrees.validation import quoted
+from jtrees.validation import number_of, quoted
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
 _CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
@@ -90,17 +90,18 @@ class HeldOutRows:
     def scores_of(self, predicted: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Returns scores of predictions by measure; for quantiles, there are no scores of means.
 
-        The area under the curve (AUC) is NaN if the rows lack a class.
+        The area under the curve (AUC) is left out if the rows lack a class.
         """
         loss = {self.task.loss_function.measure: float(self.row_losses(y, predicted).mean())}
         if self.classes:
             labels, chance = predicted.argmax(1), predicted[:, 1] if predicted.shape[1] == 2 else predicted
-            every_class = len(np.unique(y)) == predicted.shape[1]
-            return {
+            scores = {
                 "accuracy": float(metrics.accuracy_score(y, labels)),
                 "balanced accuracy": float(quiet(lambda: metrics.balanced_accuracy_score(y, labels))),
-                "AUC": float(metrics.roc_auc_score(y, chance, multi_class="ovr")) if every_class else np.nan,
-            } | loss
+            }
+            if len(np.unique(y)) == predicted.shape[1]:
+                scores["AUC"] = float(metrics.roc_auc_score(y, chance, multi_class="ovr"))
+            return scores | loss
         if isinstance(self.task.loss_function, losses.Quantile):
             return loss | {"rows below the prediction": float(np.mean(y < predicted))}
         means = {
@@ -121,7 +122,7 @@ class HeldOutRows:
         """Returns the mean losses of models on the held-out rows, by default of all; the first is compared."""
         y = self.codes(self.y_test)
         row_losses = {name: self.row_losses(y, self.predictions[name]) for name in names or self.predictions}
-        where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
+        where = number_of(len(y), "held-out row")
         return Comparison.from_losses(row_losses, None, self.task.loss_function.measure, where)
 
 

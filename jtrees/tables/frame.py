@@ -312,8 +312,8 @@ def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
     return kinds
 
 
-def _series(x: Any, rows: int) -> dict[str, Any]:
-    """Returns the columns of a DataFrame by name. A DataFrame without columns, or with fewer rows, is an error."""
+def in_memory(x: Any) -> Any:
+    """Returns a DataFrame as one of narwhals. A DataFrame that is not in memory, or repeats a name, is an error."""
     try:
         import narwhals as nw
     except ImportError as error:
@@ -322,12 +322,17 @@ def _series(x: Any, rows: int) -> dict[str, Any]:
     if (repeated := checks.first_repeated(names)) is not None:
         raise ValueError(f"x must have columns of different names, got {checks.quoted(repeated)} twice")
     try:
-        frame = nw.from_native(x, eager_only=True)
+        return nw.from_native(x, eager_only=True)
     except TypeError:
         raise ValueError(f"x must be an array or a DataFrame in memory, got {type(x).__name__}") from None
+
+
+def _series(x: Any, rows: int) -> dict[str, Any]:
+    """Returns the columns of a DataFrame by name. A DataFrame without columns, or with fewer rows, is an error."""
+    frame = in_memory(x)
     if not frame.shape[1] or frame.shape[0] < rows:
         raise ValueError(f"x must have at least one row and one column, got shape {frame.shape}")
-    return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
+    return {str(name): frame.get_column(name) for name in frame.columns}
 
 
 def _read_series(series: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:

@@ -7,10 +7,11 @@ import numpy as np
 
 from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 
-MAX_LEVELS = 10  # largest number of levels of a column with indicators; missing values count as a level
+FEW_LEVELS, _MANY_LEVELS = 10, 32  # levels of a column with indicators, at most, in short and in long tables
 RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
 _BUDGET = 2  # features for each column
-_SMALL = 16  # features that every table may have
+_SMALL, _LARGE = 16, 64  # features that every table may have, in short and in long tables
+_ROWS = 30  # rows for each level, and for each feature, beyond those of short tables
 _FEATURES_OF_MEANS = 2  # of a column of text: target means, and means of residuals if the table has numbers
 
 
@@ -26,7 +27,8 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     3. The number of features may be twice the number of used columns, or 16 if that is more. Columns of text get their
        indicators while the table keeps within this budget. Columns with the fewest indicators come first. All other
        columns of text are encoded by target means. So are columns of more than ten levels, of which each rare level
-       counts, and missing values count as a level.
+       counts, and missing values count as a level. A table with thirty rows for each may have more: up to 32 levels in
+       a column, and a budget of up to 64 features. Target means hide how a level acts together with another column.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
     """
@@ -34,7 +36,9 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     numbers = [name for name, column in used.items() if column.kind != "text"]
     features_of_means = _FEATURES_OF_MEANS if numbers else 1
     features = len(numbers) + features_of_means * (len(used) - len(numbers))
-    budget = max(_BUDGET * len(used), _SMALL)
+    affordable = max((len(raw.values) for raw in frame.values()), default=0) // _ROWS
+    budget = max(_BUDGET * len(used), _SMALL, min(affordable, _LARGE))
+    most_levels = max(FEW_LEVELS, min(affordable, _MANY_LEVELS))
     result, marks_so_far = dict(columns), set[bytes]()
     for name in numbers:
         mark = _fingerprint(frame[name].missing)
@@ -46,7 +50,7 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     candidates = [
         (name, *_categories(column, frame[name]))
         for name, column in texts.items()
-        if len(column.levels) + bool(column.missing) <= MAX_LEVELS
+        if len(column.levels) + bool(column.missing) <= most_levels
     ]
     for name, column, codes in sorted(candidates, key=lambda candidate: len(candidate[1].indicators)):
         marks = {number: _fingerprint(codes == number) for number in column.indicators}

@@ -11,7 +11,7 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
-from jtrees.tables.indicators import MAX_LEVELS, RARE, with_indicators
+from jtrees.tables.indicators import FEW_LEVELS, RARE, with_indicators
 from jtrees.tables.parse import DATES, ISO, kind_of, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, cells_text, rows_of
@@ -209,7 +209,7 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
         if expected is not None and kind_read == expected:
             return Interpretation(meaning.reading)
         if expected is None and any(meaning[:2]):
-            if meaning.reading is None or len(counts) > MAX_LEVELS:
+            if meaning.reading is None or len(counts) > FEW_LEVELS:
                 return meaning
             kinds = f"{meaning.reading.kind.removesuffix('s')}s"
             odd = [text for text in counts if text not in group]
