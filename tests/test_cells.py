@@ -42,12 +42,24 @@ def day(year, month, day):
         (["2 bedrooms", "3 bedrooms"], [2, 3]),
         (["1 200 €", "12 345 678 €"], [1200, 12345678]),
         (["1'200", "999"], [1200, 999]),
+        (["3 380,3", "2 612,1", "955,0"], [3380.3, 2612.1, 955]),
+        (["3 380.5", "12"], [3380.5, 12]),
+        (["Rs. 3,380", "Rs. 955"], [3380, 955]),
+        (["kr 955", "-kr 12"], [955, -12]),
+        (["AED 3,380", "AED -955"], [3380, -955]),
+        (["approx. 3.5 kg", "approx. 12 kg"], [3.5, 12]),
+        (["2612 kg", "955 kg", "3380"], [2612, 955, 3380]),
         (["1", "2.5", "-3e2", "+.5", "0", "-0"], [1, 2.5, -300, 0.5, 0, 0]),
         (["TRUE", "false"], [1, 0]),
         (["2024-05-31", "1969-12-31"], [day(2024, 5, 31), -1]),
         (["2024-05-31 12:00", "2024-05-31T18:00:00.000"], [day(2024, 5, 31) + 0.5, day(2024, 5, 31) + 0.75]),
         (["31/05/2024", "01/06/2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
         (["05/31/2024", "06/01/2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["5/31/19", "06/01/68 6:00 PM"], [day(2019, 5, 31), day(2068, 6, 1) + 0.75]),
+        (["31/05/69", "01/06/00"], [day(1969, 5, 31), day(2000, 6, 1)]),
+        (["31.05.19", "1.6.99"], [day(2019, 5, 31), day(1999, 6, 1)]),
+        (["2024-05-31", "1.6.2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["31.5.2024", "2024-06-01"], [day(2024, 5, 31), day(2024, 6, 1)]),
         (["31.5.2024", "1.6.2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
         (["5/31/2024 12:30 AM", "6/1/2024 6:00:00PM"], [day(2024, 5, 31) + 0.5 / 24, day(2024, 6, 1) + 0.75]),
         (["31 May 2024", "1 June 2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
@@ -67,9 +79,11 @@ def test_numbers_with_a_unit_and_dates_are_read_in_files_and_frames(cells, expec
             "3 Marble 2024,1 May 2024",
             "2024-02-30,2024-01-01",
             "2024-01-01,2024-01-01T00:00Z",
-            "31/05/24,01/06/24",
+            "31/05/24,01/06/2024",
+            "03/04/19,05/06/19",
             "31/05/2024 13:00 PM",
         ),
+        *("city 1,city 2", "PC 1,2,3", "kr 1,AED 2", "16:9,4:3"),
         *("(1),(2)", "1,(a)", "((1)),2", "gas,oil", ", ", "01,02,13", "-007,1", "00.5,1", "1,2A", "1_000,2", "0x1,2"),
     ],
 )
@@ -99,12 +113,29 @@ def test_a_decimal_comma():
     assert swapped.read(["1.200,5"])[0].tolist() == [1200.5]
 
 
-def test_an_open_reading_names_the_option_that_decides():
-    cells = ["03/04/2024", "05/06/2024"]
-    result = find_reading(cells)
-    assert result.reading is None and result.otherwise == "%d/%m/%Y" and "'03/04/2024'" in result.note
-    assert values(cells, style="%d/%m/%Y") == [day(2024, 4, 3), day(2024, 6, 5)]
-    assert values(cells, style="%m/%d/%Y") == [day(2024, 3, 4), day(2024, 5, 6)]
+@pytest.mark.parametrize("year", ["%Y", "%y"])
+def test_an_open_reading_names_the_option_that_decides(year):
+    dates = [datetime.date(2024, 4, 3), datetime.date(2024, 6, 5)]
+    cells = [date.strftime(f"%d/%m/{year}") for date in dates]
+    result = find_reading(["2024-01-31", *cells])
+    assert result.reading is None and result.otherwise == f"%d/%m/{year}"
+    assert f"{cells[0]!r}, '%d/%m/{year}' or '%m/%d/{year}'" in result.note
+    assert values(cells, style=f"%d/%m/{year}") == [day(2024, 4, 3), day(2024, 6, 5)]
+    assert values(cells, style=f"%m/%d/{year}") == [day(2024, 3, 4), day(2024, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [(["3 380", "100 101"], [3380, 100101]), (["Store 1", "Store 2"], [1, 2]), (["PC 1", "2", "3"], [1, 2, 3])],
+)
+def test_whole_numbers_that_may_be_codes_are_numbers_on_request(cells, expected):
+    assert values(cells) is None and values(cells, requested=True) == expected
+
+
+def test_numbers_with_and_without_a_unit_have_a_note():
+    note = "numbers with and without 'kg'"
+    assert find_reading(["2612 kg", "955 kg", "3380"])[1:] == (note, "text")
+    assert find_reading(["2612", "955", "3380 kg"])[1:] == (f"{note}, and therefore text", "number")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +169,7 @@ def test_a_plain_decimal_separator_has_no_note(cells):
     [
         (["34", "51", "-", "n.a."], [(34, 2)]),
         (["1,5", "2,25", "-"], [(1.5, 2)]),
-        (["$5", "$1,200", "6", "-"], [(6, 1), (5, 2), (6, 1)]),  # plain numbers, then by unit
+        (["$5", "$1,200", "6", "-"], [(6, 1), (5, 3), (5, 2), (6, 1)]),  # plain numbers, then by unit
         (["5", "(7)", "\N{MINUS SIGN}6", "(n.a.)"], [(5, 3), (5, 3)]),
         (["2024-05-31", "2024-06-01Z", "31.5.2024"], [(day(2024, 5, 31), 1)]),
         (["gas", "oil"], []),

@@ -358,6 +358,11 @@ def test_times_of_day_are_durations_since_midnight():
         assert training[:3].tolist() == [[0.25, 0], [12.5 / 24, 0], [18.5 / 48, 1]]
         np.testing.assert_array_equal(encoder.transform(table), training)
     assert features(encoder, pd.to_timedelta([6], "h")) == [[0.25, 0]]
+    texts = pd.DataFrame({"c": ["06:00", "12:30:00 PM", None] * 10})
+    assert encoder.schema.columns["c"] == TableEncoder.fit(texts)[0].schema.columns["c"]
+    np.testing.assert_array_equal(TableEncoder.fit(texts)[1], training)
+    np.testing.assert_array_equal(encoder.transform(texts), training)
+    assert TableEncoder.fit(texts, columns={"c": "number"})[0].schema.columns["c"].durations
 
 
 BERLIN = pd.date_range("2024-03-01", periods=60, tz="Europe/Berlin")

@@ -73,6 +73,8 @@ TEXTS = """large|7| 7 |-7|+7|(7)|\u22127|()|1e3|.5|5.|1e999|inf|Infinity|NaN|$1,
 31.4.2024|1.1.0001|Feb 3, 2024|March 3 2024|Smarch 3, 2024|03/04/2024|2024-02-29T23:59:59.5|2024-02-29T23:00Z|\
 2024-02-29T23:00-0330|0001-06-01T00:00+05:00|0000-01-01|2024-02-29T10:00+24:00|2024-02-29T10:00+23:75|\
 29.2.2024 12:05 AM|29.2.2024 12:05:30pm|29.2.2024 1:00 PM|29.2.2024 13:00 PM|29.2.2024 0:30AM|2024-02-29 3:00PM Z||?|\
+2/29/24|2/29/00 7:05|2/29/69|1/31/68|2/29/99|Rs. 1,200|Rs 7|12 345,5|\
+7:05| 14:35 |2:05 PM|12:30:15.25am|24:00|13:00 PM|7:60|7:05:60|16:9|7:05Z|\
 N/A|gas|None"""
 
 
@@ -87,21 +89,25 @@ def test_a_module_reads_every_cell_as_the_model(tmp_path):
         "flag": [True, False] * 20,
         "iso": dates,
         "points": dates.strftime("%d.%m.%Y"),
+        "short": dates.strftime("%m/%d/%y"),
+        "rupees": [f"Rs. {i},000.50" for i in range(1, 41)],
+        "french": [f"{i} 000,50" for i in range(1, 41)],
         "words": dates.strftime("%b %d, %Y"),
         "zone": dates.strftime("%Y-%m-%dT%H:%M+05:00"),
         "berlin": dates.tz_localize("Europe/Berlin"),
-        "time": pd.to_timedelta(np.arange(40), "h"),
+        "time": [f"{i % 24}:{i}" for i in range(10, 50)],
         "text": ["gas", "7", "2024-05-31", "True"] * 10,
     }
     model = identity_model(pd.DataFrame(training), np.arange(40.0))
     assert {column.kind for column in model.encoder.schema.columns.values()} == {"number", "boolean", "date", "text"}
     spaced = ["\ufeffgas", "\ufeff5", "\x1cgas\x85", "\x1f7\u3000", "\x852024-05-31\x1d"]  # the first two have no space
     cells = [*TEXTS.split("|"), *spaced, 7, -2.5, 0, 1, 3.5e38, True, False, None, [], {}, ["true"]]
-    days = [cell if type(cell) in (int, float) and abs(cell) < 9 else None for cell in cells]
+    days = [cell if isinstance(cell, str) or (type(cell) in (int, float) and abs(cell) < 9) else None for cell in cells]
+    times = [pd.Timedelta(day, "D") if isinstance(day, (int, float)) else day for day in days]
     objects = np.empty(len(cells), object)
     objects[:] = cells
     rows = [dict.fromkeys(training, cell) | {"time": day} for cell, day in zip(cells, days, strict=True)]
-    table = pd.DataFrame(dict.fromkeys(training, objects)).assign(time=pd.to_timedelta(days, "D"))
+    table = pd.DataFrame(dict.fromkeys(training, objects)).assign(time=pd.Series(times, dtype=object))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ColumnsWarning)
         expected = model.predict(table)

@@ -25,7 +25,7 @@ CELLS = st.one_of(
     st.sampled_from(["", "?", "N/A", "-", "7", "1,5", "$1,200", "12%", "true", "07", "inf", "3+", "2100 - 2850"]),
     st.sampled_from(["2024-05-31", "31/05/2024", "03/04/2024", "2024-05-31T23:30Z", "May 31, 2024", "\0", "gas"]),
     st.sampled_from([b"bytes", [1, 2], {"a": 1}, (1, 2), {3}, 1j, np.array([1, 2]), pd.Period("2024-05"), object]),
-    st.sampled_from([np.datetime64("2024-05-31"), np.timedelta64(3, "h"), pd.Timestamp("2024-05-31", tz=EAST)]),
+    st.sampled_from([np.datetime64("2024-05-31"), np.timedelta64(3, "h"), pd.Timestamp("2024-05-31", tz=EAST), "7:05"]),
     *(st.integers(-9, 9), st.floats(), st.text(max_size=3), st.dates(), st.datetimes(), st.times(), st.timedeltas()),
     st.datetimes(timezones=st.just(EAST)),
 )
@@ -88,12 +88,12 @@ HOURS = [datetime.timedelta(hours=i) for i in range(38)]
         ([*NUMBERS, *"abcd"], "number", "'a', 'b', 'c' and 1 more count as missing values", "text"),
         ([*NUMBERS[:20], *["unknown"] * 80], "number", "'unknown' counts as a missing value", "text"),
         ([f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["soon"], "date", "'soon' counts as", "text"),
-        ([f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["31/05/2024"], "date", "'31/05/2024' counts as", "text"),
+        ([f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["03/04/2024"], "date", "'03/04/2024' counts as", "text"),
         ([f"${i},000.50" for i in range(1, 39)] + ["secret"], "number", "'secret' counts as a missing value", "text"),
         ([f"{i},5" for i in range(40)], "number", "'0,5' is read as 0.5, with a decimal comma", "text"),
         ([f"{i},5" for i in range(40)] + ["-"], "number", "'-' counts as a missing value", "text"),
         (["0", "1", "2"] * 20 + ["3+"], "text", "mostly numbers, and '3+'", "number"),
-        ([*map(str, range(70)), *(f"PC {i}" for i in range(30))], "drop", "100 different texts in 100 rows", "text"),
+        ([*map(str, range(70)), *(f"PC {i}" for i in range(30))], "drop", "numbers with and without 'PC'", "number"),
         (["01", "02", "2A"] * 10, "text", "", ""),
         (["gas", "oil", "3"] * 10, "text", "", ""),
         ([*range(38), "-"], "number", "'-' counts as a missing value", "text"),
@@ -105,6 +105,10 @@ HOURS = [datetime.timedelta(hours=i) for i in range(38)]
         ([*HOURS, 5, "3 hours"], "number", "'5', '3 hours' count as missing values", "text"),
         ([*[np.timedelta64(i, "h") for i in range(38)], "x"], "number", "'x' counts as a missing value", "text"),
         ([*[datetime.time(i % 24, i) for i in range(38)], "x"], "number", "'x' counts as a missing value", "text"),
+        ([*[f"{i % 24}:{i:02}" for i in range(38)], "-"], "number", "'-' counts as a missing value", "text"),
+        ([datetime.time(7), "7:05:30", "2:05 PM"] * 10, "number", "", ""),
+        (["16:9", "4:3", "16:10"] * 10, "text", "", ""),
+        (["24:00", "13:00 PM", "7:60"] * 10, "text", "", ""),
         ([*HOURS[:3] * 9, "x"], "text", "mostly durations, and 'x'", "number"),
         ([*HOURS[:12], *range(12)] * 4, "text", "", ""),
         ([*range(6), *[datetime.date(2024, 1, 1 + i) for i in range(6)]] * 4, "text", "", ""),
@@ -147,7 +151,7 @@ def test_a_column_of_many_units_is_read_in_a_time_that_grows_with_its_rows():
         letters = itertools.islice(itertools.product(string.ascii_lowercase, repeat=4), rows)
         streets = [f"{i} {''.join(name)}" for i, name in enumerate(letters)]
         start = time.process_time()
-        assert read_as("street", streets, None).reading is None
+        assert read_as("street", streets, None).reading is None and read_as("street", streets, "number").reading
         return time.process_time() - start
 
     assert seconds(40_000) < 80 * min(seconds(1000) for _ in range(3))
@@ -189,6 +193,30 @@ def test_most_durations_are_days(cells, kind):
     assert encoder.schema.columns["c"].durations and encoder.schema.columns["c"].missing == 1
     np.testing.assert_allclose(training[:38, 0], np.arange(38) / 24, rtol=1e-12)
     np.testing.assert_array_equal(encoder.transform(frame(HOURS)), training[:38])
+
+
+SIZES = [*range(300, 3000, 45)]
+
+
+@pytest.mark.parametrize("kind", ["number", "decimal point"])
+@pytest.mark.parametrize(
+    ("cell", "odd", "missing"),
+    [("{:,}", "-", 6), ("{} %", "{}", 0), ("{}", "{} %", 0), ("{:,}", "{:,} *", 6), ("{} kg", "{} ft", 6)],
+)
+def test_a_requested_kind_reads_the_most_cells(cell, odd, missing, kind):
+    cells = [(cell if i % 10 else odd).format(size) for i, size in enumerate(SIZES)]
+    encoder, training = TableEncoder.fit(frame(cells), columns={"c": kind})
+    assert encoder.schema.columns["c"].missing == missing
+    expected = [float(size) if i % 10 or not missing else training[0, 0] for i, size in enumerate(SIZES)]
+    assert training[:, 0].tolist() == expected
+
+
+def test_most_dates_decide_a_requested_date():
+    iso, open_dates = [f"2024-01-{i:02}" for i in range(1, 21)], [f"0{i}/02/2024" for i in range(1, 6)]
+    assert schema(frame([*iso, "1 May"]), columns={"c": "date"}).columns["c"].missing == 1
+    assert schema(frame([*open_dates, "13/02/2024", "1 May"]), columns={"c": "date"}).columns["c"].missing == 1
+    with pytest.raises(ValueError, match=r"a format of dates for 'c', got .* '%d/%m/%Y' or '%m/%d/%Y'"):
+        schema(frame([*iso, *open_dates, "1 May"]), columns={"c": "date"})
 
 
 def test_a_requested_kind_reads_what_it_can():

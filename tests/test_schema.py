@@ -29,7 +29,7 @@ CELLS = {
     "price": ["1.234", "5.678"] * 20,
     "when": ["03/04/2024", "05/06/2024"] * 20,
     "flag": [0, 1] * 20,
-    "id": [f"row {i}" for i in range(40)],
+    "id": [f"row-{i}" for i in range(40)],
 }
 FRAME = pd.DataFrame(CELLS)
 Y = np.arange(40.0) % 7
@@ -99,7 +99,7 @@ def test_columns_go_by_number_where_they_have_no_names():
         ({"year": "float"}, "columns must have kinds such as 'number', .*, got 'float' for 'year'"),
         ({"year": ["text"]}, r"columns must have kinds .*, got \['text'\] for 'year'"),
         ("drop", "columns must be kinds by column, or a schema, got 'drop'"),
-        ({"id": "number"}, "the kind 'number' in column 'id', got 'row 0', .* and 35 more"),
+        ({"id": "number"}, "the kind 'number' in column 'id', got 'row-0', .* and 35 more"),
         ({"when": "date"}, r"a format of dates for 'when', got .* '%d/%m/%Y' or '%m/%d/%Y'"),
         ({"year": "date"}, "the kind 'date' in column 'year', got '2000', .* and 35 more"),
         (dict.fromkeys(CELLS, "drop"), "x must have a column to learn from, got only dropped columns"),

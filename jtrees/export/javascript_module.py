@@ -10,7 +10,7 @@ from jtrees import io
 from jtrees.export.program import Field, Program, program_of
 from jtrees.export.template import array, fill, period_code
 from jtrees.tables.model import column_names
-from jtrees.tables.parse import BOOLEANS, DATES, ISO, LARGEST, MONTHS, TIME
+from jtrees.tables.parse import BOOLEANS, CLOCK, DATES, ISO, LARGEST, MONTHS, TIME
 from jtrees.tables.periods import PERIODS
 
 
@@ -21,8 +21,9 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
     several outputs. ``leaf(row)`` returns the leaf from 0, or an array of the leaves of a forest.
 
     For a model of DataFrames, a row is an object with a property for each column that the model uses. For a model of
-    arrays, a row is an array. Text is read as ``predict`` reads it, durations are days, and dates are texts or ``Date``
-    objects. The day of a ``Date`` is the day in the column's time zone, or in UTC if the column has no time zone.
+    arrays, a row is an array. Text is read as ``predict`` reads it, durations are days or texts of times of day, and
+    dates are texts or ``Date`` objects. The day of a ``Date`` is the day in the column's time zone, or in UTC if the
+    column has no time zone.
     ``null``, ``undefined`` and ``NaN`` are missing values. So are the texts that mean a missing value for ``predict``,
     and cells that do not have the kind of their column. The functions throw a ``TypeError`` for a column that does not
     exist, and for a missing value if the model is a tree of arrays without ``medians``.
@@ -61,6 +62,7 @@ def _source(program: Program, fields: list[Field], width: int) -> str:
         FIELDS=",\n".join(f"  {json.dumps(_column(field))}" for field in fields),
         PERIODS="\n".join(periods),
         BOOLEANS=json.dumps(list(BOOLEANS.items())),
+        CLOCK=json.dumps(f"^{CLOCK}$".replace("(?P<", "(?<")),
         MONTHS=json.dumps(MONTHS),
         LARGEST=LARGEST,
         TABLES="\n".join(f"const {name.upper()} = {_array(values)};" for name, values in program.arrays.items()),
@@ -145,6 +147,7 @@ const PERIODS = {
 
 const BOOLEANS = new Map(@BOOLEANS@);
 const MONTHS = @MONTHS@;
+const CLOCK = new RegExp(@CLOCK@);
 const NUMBER = /^(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
 const LARGEST = @LARGEST@;
 const DAY = 86400000; // milliseconds
@@ -157,7 +160,7 @@ const trim = (text) => text.replace(SPACES, "");
 /** A number of a cell. Text may have the minus sign of print, and brackets for numbers below 0. */
 function numberOf(cell, before, after, thousands, point) {
   if (typeof cell !== "string") return ["number", "boolean", "bigint"].includes(typeof cell) ? Number(cell) : undefined;
-  if (point === undefined) return undefined; // a duration
+  if (point === undefined) return clockOf(CLOCK.exec(trim(cell))?.groups) / DAY; // a duration
   let text = trim(cell).replaceAll("\u2212", "-");
   if (/^\([^-+(].*\)$/s.test(text)) text = `-${text.slice(1, -1)}`;
   let [, sign, body] = /^([-+]?)(.*)$/s.exec(text);
@@ -187,19 +190,22 @@ function daysOf(cell, patterns, zoned, zone) {
   const name = parts.name?.toLowerCase();
   const month = name ? MONTHS.findIndex((text) => [text, text.slice(0, 3)].includes(name)) + 1 : parts.month;
   const digits = (text = "0") => String(text).padStart(2, "0");
-  const date = [parts.year, digits(month), digits(parts.day)].join("-");
-  let hour = Number(parts.hour ?? 0);
-  if (parts.half) {
-    if (hour < 1 || hour > 12) return undefined;
-    hour = (hour % 12) + (/p/i.test(parts.half) ? 12 : 0);
-  }
-  const milliseconds = (parts.part ?? "").padEnd(3, "0").slice(0, 3);
-  const time = `${digits(hour)}:${digits(parts.minute)}:${digits(parts.second)}.${milliseconds}`;
-  const local = Date.parse(`${date}T${time}Z`);
-  if (Number.isNaN(local) || !new Date(local).toISOString().startsWith(date)) return undefined;
+  const century = parts.year.length === 2 ? (parts.year >= 69 ? "19" : "20") : "";
+  const date = [century + parts.year, digits(month), digits(parts.day)].join("-");
+  const midnight = Date.parse(`${date}T00:00:00Z`);
+  const local = midnight + clockOf(parts);
+  if (Number.isNaN(local) || !new Date(midnight).toISOString().startsWith(date)) return undefined;
   const offset = offsetOf(parts.zone);
   if (offset === undefined) return undefined;
   return (zone ? localTime(local - offset, zone) : local) / DAY;
+}
+
+/** The milliseconds since midnight of a time of day; NaN for no such time. */
+function clockOf({ hour = 0, minute = 0, second = 0, part = "", half } = { hour: 24 }) {
+  const isWrong = half ? hour < 1 || hour > 12 : hour > 23;
+  if (isWrong || minute > 59 || second > 59) return NaN;
+  const hours = half ? (hour % 12) + (/p/i.test(half) ? 12 : 0) : Number(hour);
+  return (60 * (60 * hours + Number(minute)) + Number(second)) * 1000 + Number(part.padEnd(3, "0").slice(0, 3));
 }
 
 /** The milliseconds of an offset from UTC. */

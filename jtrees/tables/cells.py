@@ -3,6 +3,7 @@
 A :class:`Reading` is found once, on the training rows (:func:`find_reading`), and kept with the columns of the model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 import dataclasses
 import datetime
@@ -35,7 +36,8 @@ OFFSETS = "offsets"  # the zone of a column in which each date has its own offse
 _SPACES = " \u00a0\u202f"  # the common, the no-break and the narrow no-break space
 
 _CURRENCY = (
-    r"(?:[A-Z]{0,3}[$€£¥₹₽₩₪₺₴฿]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|ZAR|MXN|KRW|TRY)"
+    r"(?:[A-Z]{0,3}[$€£¥₹₽₩₪₺₴฿]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|ZAR|MXN|KRW|TRY"
+    r"|AED|SAR|HKD|SGD|Rs\.?|kr\.?)"
 )
 _UNITS = (
     "kg g mg t lb lbs oz km m cm mm mi ft in yd l L ml mL dl cl gal h hr hrs min s sec ms yr yrs W kW MW kWh MWh mA "
@@ -44,10 +46,11 @@ _UNITS = (
 )
 _SHORT = "|".join(map(re.escape, sorted(_UNITS.split(), key=len, reverse=True)))  # units that need no space before
 _WITH_UNIT = re.compile(
-    rf"(?P<sign>[+-]?)(?P<before>{_CURRENCY}?)[{_SPACES}]?(?P<inner>[+-]?)"
+    rf"(?P<sign>[+-]?)(?:(?P<before>{_CURRENCY}?)[{_SPACES}]?|(?P<word>[^\W\d_]{{2,15}}\.?)[{_SPACES}])(?P<inner>[+-]?)"
     rf"(?P<body>(?:\d|[.,](?=\d))(?:[\d.,'’{_SPACES}]*\d)?)"
     rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
+_UNITS_TRIED = 3  # in a column of streets with numbers, each cell has its own unit
 _IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
 
 
@@ -60,7 +63,7 @@ class Reading:
       kind: ``"number"``, ``"boolean"`` (true and false, in any case), ``"date"``, ``"durations"`` or ``"text"``, which
         is not converted.
       example: a cell of the training rows.
-      before: the currency before each number, such as ``"$"``. A cell may omit it.
+      before: the currency or another unit before each number, such as ``"$"``. A cell may omit it.
       after: the unit after each number, such as ``"%"``. A cell may omit it.
       thousands: the thousands separator, or ``""``.
       decimal: the decimal separator.
@@ -110,7 +113,8 @@ class Reading:
         return offset_name(offsets.pop()) if len(offsets) == 1 else OFFSETS
 
     def __str__(self) -> str:
-        kinds = {"number": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
+        kinds = {"number": "numbers", "boolean": "true and false", "durations": "times of day"}
+        kinds["date"] = f"dates {self.style}"
         return f"{kinds[self.kind]} in text such as {checks.quoted(self.example)}"
 
 
@@ -155,13 +159,14 @@ class Interpretation(NamedTuple):
 
 
 def find_reading(
-    cells: Iterable[str | None], *, decimal: str | None = None, style: str | None = None
+    cells: Iterable[str | None], *, decimal: str | None = None, style: str | None = None, requested: bool = False
 ) -> Interpretation:
     """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
     Numbers have a common unit or none. Dates have a common format, and only one format may be possible. A column with
     leading zeros is text. A missing cell is None. ``decimal`` None: a point, or a comma if a point cannot be. ``style``
-    None: every format; dates that have several possible formats remain text.
+    None: every format; dates that have several possible formats remain text. ``requested`` says that the column holds
+    numbers or dates, which decides texts that may be names or codes, such as ``Store 12`` and ``100 101``.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:
@@ -174,26 +179,35 @@ def find_reading(
         return result
     if (result := _dates(distinct, style)) is not None:
         return result
-    result = _numbers_with_unit(numbers, decimal) if numbers else None
+    result = _numbers_with_unit(numbers, decimal, requested) if numbers else None
     return Interpretation(None) if result is None else result
 
 
 def readable_groups(cells: Iterable[str | None]) -> Iterator[list[str]]:
     """Yields groups of different cells that may have a reading (:func:`find_reading`) if the whole column has none.
 
-    The groups are plain numbers, numbers with a unit, and dates of one format. Each unit or format has its own group.
+    The groups are plain numbers, numbers with a unit, and dates of one format. Each of the most common units has two
+    groups, with and without the numbers that omit the unit. Each format has its own group.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     dates = [cell for cell in distinct if _DATE.fullmatch(cell)]
     units: dict[Any, list[str]] = {}
     for cell in distinct:
         if part := _WITH_UNIT.fullmatch(signed(cell)):
-            units.setdefault(((part["before"] or "").strip(), (part["after"] or "").strip()), []).append(cell)
+            units.setdefault(_unit_of(part), []).append(cell)
     groups = [[cell for cell in distinct if value_of(cell, "number") is not None]]
-    groups += sorted(units.values(), key=len, reverse=True)
+    bare = units.pop(("", ""), [])
+    for cells_of_unit in sorted(units.values(), key=len, reverse=True)[:_UNITS_TRIED]:
+        groups += [[*cells_of_unit, *bare], cells_of_unit] if bare else [cells_of_unit]
+    groups.append(bare)
     for style, zoned in itertools.product(DATES if dates else (), (False, True)):
         groups.append([cell for cell in dates if days_of(cell, style, zoned, None) is not None])
     yield from filter(None, groups)
+
+
+def _unit_of(part: re.Match) -> tuple[str, str]:
+    """Returns what is before and after the number of a match of ``_WITH_UNIT``."""
+    return part["word"] or part["before"] or "", (part["after"] or "").strip()
 
 
 _UNNAMED = [re.sub(r"\(\?P<\w+>", "(?:", pattern + TIME) for pattern in DATES.values()]  # a name may occur once only
@@ -220,34 +234,45 @@ def _plain_numbers(cells: list[str], decimal: str | None) -> Interpretation | No
 
 
 def _dates(cells: list[str], style: str | None) -> Interpretation | None:
+    if not _DATE.fullmatch(cells[0]):
+        return None
     possible = []
     for name in DATES if style is None else (style,):
-        first = re.fullmatch(DATES[name] + TIME, cells[0], re.ASCII)
-        reading = Reading("date", cells[0], style=name, zoned=bool(first and first["zone"]))
+        # The first cells may be in ISO 8601, which every format reads.
+        first = next(filter(None, (re.fullmatch(DATES[name] + TIME, cell, re.ASCII) for cell in cells)), None)
+        reading = Reading("date", first[0] if first else "", style=name, zoned=bool(first and first["zone"]))
         if first and all(days_of(cell, name, reading.zoned, None) is not None for cell in cells):
             possible.append(reading)
     if len(possible) > 1:
         styles = " or ".join(checks.quoted(reading.style) for reading in possible)
-        note = f"text in which day and month could be exchanged, such as {checks.quoted(cells[0])}, {styles}"
+        note = f"text in which day and month could be exchanged, such as {checks.quoted(possible[0].example)}, {styles}"
         return Interpretation(None, note, possible[0].style)
     return Interpretation(possible[0]) if possible else None
 
 
-def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation | None:
+def _numbers_with_unit(cells: list[str], decimal: str | None, requested: bool) -> Interpretation | None:
     parts = []
     for cell in cells:
         part = _WITH_UNIT.fullmatch(cell)
         if part is None or (part["sign"] and part["inner"]) or LEADING_ZERO.match(part["body"]):
             return None
         parts.append(part)
-    before, after = ({(part[name] or "").strip() for part in parts} for name in ("before", "after"))
-    if max(len(before), len(after)) > 1:
-        units = sorted((before | after) - {""})
-        note = f"numbers with and without {checks.quoted(units[-1])}, and therefore text: give all cells the unit"
-        return Interpretation(None, note) if len(units) == 1 else None
-    unit, bodies = (before.pop(), after.pop()), [part["body"] for part in parts]
+    units, bodies = Counter(map(_unit_of, parts)), [part["body"] for part in parts]
+    bare = units.pop(("", ""), 0) if len(units) > 1 else 0
+    if len(units) > 1:
+        return None
+    unit, with_unit = units.popitem()
+    note = f"numbers with and without {checks.quoted(''.join(unit))}" if bare else ""
+    if bare >= with_unit and not requested:
+        return Interpretation(None, f"{note}, and therefore text", "number")
+    # Whole numbers may be those of names, such as "Store 12", or two codes, such as "100 101".
+    is_amount = requested or any(set(body) & set(".,'’") for body in bodies)
+    if not is_amount and any(part["word"] for part in parts):
+        return None
     points = (".", ",") if decimal is None else (decimal,)
-    possible = [reading for point in points if (reading := _with_point(cells, bodies, unit, point)) is not None]
+    options = (_with_point(cells, bodies, unit, point) for point in points)
+    is_open = lambda option: option.thousands == " " and unit == ("", "") and not (is_amount or decimal)
+    possible = [option for option in options if option is not None and not is_open(option)]
     # Points in all numbers are decimal points of numbers with a fixed number of decimals, such as 7.250%.
     fixed = all("." in body for body in bodies) and not re.fullmatch(_CURRENCY, "".join(unit))
     if not possible:
@@ -261,7 +286,7 @@ def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation 
         first, second = reading.parser(), other.parser()
         if different := [cell for cell in cells if first(cell) != second(cell)]:
             return _open(different[0], reading, other)
-    return Interpretation(reading)
+    return Interpretation(reading, note, "text" if note else "")
 
 
 def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], point: str) -> Reading | None:
@@ -270,8 +295,6 @@ def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], poin
     if len(separators) > 1:
         return None
     thousands = separators.pop() if separators else ""
-    if thousands == " " and unit == ("", ""):  # the cells may hold two codes
-        return None
     if thousands == "." and any(body.startswith("0.") for body in bodies):  # 0.755 kg
         return None
     reading = Reading("number", cells[0], *unit, thousands, point)

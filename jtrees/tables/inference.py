@@ -12,7 +12,7 @@ from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.indicators import FEW_LEVELS, RARE, with_indicators
-from jtrees.tables.parse import DATES, ISO, kind_of, level_of
+from jtrees.tables.parse import DATES, ISO, kind_of, level_of, value_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, cells_text, rows_of
 
@@ -183,31 +183,39 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
       or times of day.
     - Every other column is text. That includes few different cells, such as 0, 1, 2 and "3+", which are levels.
 
-    If a kind is requested, only the cells of this kind decide. ``ValueError`` is raised for dates whose day and month
-    may be exchanged. ``decimal`` counts if the kind does not say it; None: as the cells say.
+    If a kind is requested, the reading of this kind that reads the most cells decides. ``ValueError`` is raised if
+    these are dates whose day and month may be exchanged. ``decimal`` counts if the kind does not say it; None: as the
+    cells say.
     """
     how: Any = {"decimal": DECIMALS.get(kind or "", decimal), "style": kind if kind in DATES else None}
+    how["requested"] = kind is not None
     texts = [level_of(cell) for cell in cells]
     is_duration = lambda cell: not isinstance(cell, str) and kind_of(cell) == "durations"
     durations = {text for cell, text in zip(cells, texts, strict=True) if text is not None and is_duration(cell)}
-    result = Interpretation(None) if durations else find_reading(texts, **how)
     counts = Counter(text for text in texts if text is not None)
+    durations |= {text for text in counts if value_of(text, "durations") is not None}
+    result = Interpretation(None) if durations else find_reading(texts, **how)
+    if len(durations) == len(counts) > 0:
+        result = Interpretation(dataclasses.replace(PLAIN["durations"], example=next(iter(counts))))
     expected = None if kind is None else _kind_of_values(kind)
-    if result.reading is not None and expected in (None, result.reading.kind):
+    read_kind = lambda reading: "number" if reading.kind == "durations" else reading.kind
+    if result.reading is not None and expected in (None, read_kind(result.reading)):
         return result if kind is None else Interpretation(result.reading)
-    total = counts.total()
+    total, possible = counts.total(), []
     groups = readable_groups(text for text in counts if text not in durations)
-    # In a column of streets with numbers, each cell is a group. Only groups that may decide are read.
     for group in itertools.chain(groups, [durations] if durations else []):
         share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
         if expected is None and (share < _MOSTLY or len(group) == len(counts)):
             continue
         meaning = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
-        kind_read = "" if meaning.reading is None else "number" if group is durations else meaning.reading.kind
-        if expected == "date" and meaning.otherwise in DATES:
-            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {meaning.note}")
-        if expected is not None and kind_read == expected:
-            return Interpretation(meaning.reading)
+        kind_read = read_kind(meaning.reading) if meaning.reading is not None else ""
+        is_open = expected == "date" and meaning.otherwise in DATES
+        if is_open or (expected is not None and kind_read == expected):
+            read: Iterable[str] = group
+            if meaning.reading is not None and group is not durations:  # it may read cells of other groups, too
+                parser = meaning.reading.parser()
+                read = (text for text in counts if parser(text) is not None)
+            possible.append((sum(counts[text] for text in read), meaning))
         if expected is None and any(meaning[:2]):
             if meaning.reading is None or len(counts) > FEW_LEVELS:
                 return meaning
@@ -218,5 +226,10 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
             )
     if expected is None:
         return result
+    if possible:
+        _, meaning = max(possible, key=lambda option: option[0])
+        if meaning.reading is None:
+            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {meaning.note}")
+        return Interpretation(meaning.reading)
     about = {"example": next(iter(counts), ""), "decimal": how["decimal"] or ".", "style": how["style"] or ISO}
     return Interpretation(dataclasses.replace(PLAIN[expected], **about))

@@ -15,10 +15,8 @@ LEADING_ZERO = re.compile(r"[+-]?0\d")
 BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 MONTHS = ("january", "february", "march", "april", "may", "june")
 MONTHS += ("july", "august", "september", "october", "november", "december")
-TIME = (
-    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<part>\d+))?)?"
-    r"(?: ?(?P<half>[AaPp])[Mm])?(?P<zone> ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?)?"
-)
+CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<part>\d+))?)?(?: ?(?P<half>[AaPp])[Mm])?"
+TIME = rf"(?:[T ]{CLOCK}(?P<zone> ?(?:Z|UTC|[+-]\d{{2}}(?::?\d{{2}})?))?)?"
 ISO = "%Y-%m-%d"
 # Formats of dates and their patterns. Day and month may be ambiguous if two formats have the same separators.
 DATES = {
@@ -28,6 +26,9 @@ DATES = {
     "%d.%m.%Y": r"(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})",
     "%d/%m/%Y": r"(?P<day>\d{1,2})/(?P<month>\d{1,2})/(?P<year>\d{4})",
     "%m/%d/%Y": r"(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4})",
+    "%d.%m.%y": r"(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{2})",
+    "%d/%m/%y": r"(?P<day>\d{1,2})/(?P<month>\d{1,2})/(?P<year>\d{2})",
+    "%m/%d/%y": r"(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{2})",
     "%d-%m-%Y": r"(?P<day>\d{1,2})-(?P<month>\d{1,2})-(?P<year>\d{4})",
     "%m-%d-%Y": r"(?P<month>\d{1,2})-(?P<day>\d{1,2})-(?P<year>\d{4})",
     "%d %b %Y": r"(?P<day>\d{1,2})[ -](?P<name>[A-Za-z]{3,9})\.?[ -](?P<year>\d{4})",
@@ -64,7 +65,7 @@ def value_of(cell, kind, *form):
         cell, came = level_of(cell), "text"
     try:
         if came == "text":
-            readers = {"number": number_of, "date": days_of, "boolean": lambda text: BOOLEANS.get(text.strip().lower())}
+            readers = {"number": number_of, "date": days_of, "durations": time_of, "boolean": boolean_of}
             number = readers[kind](cell, *form) if kind in readers else None
         elif {came, kind} <= {"number", "boolean"}:
             number = float(cell)
@@ -80,6 +81,11 @@ def value_of(cell, kind, *form):
         return None
     is_valid = number is not None and abs(number) <= LARGEST and (kind != "boolean" or number in (0, 1))
     return number if is_valid else None
+
+
+def boolean_of(text):
+    """Returns 1 for a text that means true, 0 for a text that means false, and None for other text."""
+    return BOOLEANS.get(text.strip().lower())
 
 
 def number_of(text, before="", after="", thousands="", point="."):
@@ -125,18 +131,31 @@ def days_of(text, style, zoned, zone):
     parts = match.groupdict()
     try:
         month = month_of(parts["name"].lower()) if "name" in parts else int(parts["month"])
-        hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
-        if parts["half"]:  # half of a day: 12:30 AM is half past midnight
-            if not 1 <= hour <= 12:
-                return None
-            hour = hour % 12 + 12 * (parts["half"] in "Pp")
-        part = int((parts["part"] or "").ljust(3, "0")[:3])
-        moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
+        year = int(parts["year"])
+        if len(parts["year"]) == 2:  # of the century of strptime
+            year += 1900 if year >= 69 else 2000
+        moment = datetime.datetime.combine(datetime.date(year, month, int(parts["day"])), clock_of(parts))
         if zoned:
             moment = moment.replace(tzinfo=time_zone(parts["zone"]))
     except ValueError:
         return None
     return since_1970(local_time(moment, zone))
+
+
+def time_of(text):
+    """Returns the days since midnight of a time of day; None for other text, and ``ValueError`` for no such time."""
+    match = re.fullmatch(CLOCK, text.strip(), re.ASCII)
+    return since_1970(datetime.datetime.combine(datetime.date(1970, 1, 1), clock_of(match))) if match else None
+
+
+def clock_of(parts):
+    """Returns the time of day of the parts of ``CLOCK``; ``ValueError`` if no day has such a time."""
+    hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
+    if parts["half"]:  # half of a day: 12:30 AM is half past midnight
+        if not 1 <= hour <= 12:
+            raise ValueError(f"no hour of half a day: {hour}")
+        hour = hour % 12 + 12 * (parts["half"] in "Pp")
+    return datetime.time(hour, minute, second, 1000 * int((parts["part"] or "").ljust(3, "0")[:3]))
 
 
 def days_since_1970(date, zoned, zone):
