@@ -86,9 +86,11 @@ def _visit(route, *operands):
     """Visits only the reached leaves on a CPU where they are few, else all leaves."""
     dense = partial(_visit_in_blocks, route)
     width = sharp.width_of(topology.depth_of(len(operands[0])))
-    weights, bias, _, x, _, share = operands
-    is_mixed = len({a.dtype for a in (weights, bias, x, share)}) > 1  # the list of paths has one dtype
-    if width is None or is_mixed or route != "sigmoid" or blocking.platform() != "cpu":
+    weights, bias, leaves, x, _, share = operands
+    # The list of paths has one dtype. It takes the reached leaves from each array of the leaves. Leaves of a user have no
+    # `is_constant`, and may have arrays without an axis over the leaves.
+    has_paths = hasattr(leaves, "is_constant") and len({a.dtype for a in (weights, bias, x, share)}) == 1
+    if width is None or not has_paths or route != "sigmoid" or blocking.platform() != "cpu":
         return dense(*operands)
 
     def visit_on_device(weights, bias, leaves, x, y, share):
@@ -116,7 +118,7 @@ def _visit_in_blocks(route, weights, bias, leaves, x, y, share):
             # "high" is three passes of bfloat16 parts on a TPU, with an error of 2^-16 per product.
             d_joined.append(jnp.matmul(d_z, ones_x, precision="high"))
             passing = below.sum(1)
-        gradient = jnp.concatenate(d_joined[::-1]), *pull_back(reach)
+        gradient = jnp.concatenate(d_joined[::-1]), *pull_back(reach.astype(loss.dtype))
         return (passing.sum(), gradient), routing.leaf_index(z)
 
     def visit_route(share, x, y):
@@ -131,7 +133,8 @@ def _visit_in_blocks(route, weights, bias, leaves, x, y, share):
     visit = visit_sigmoid if route == "sigmoid" else visit_route
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
     (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(visit, share, x, y, block=block_size)
-    return (loss, (d_joined[:, :-1], d_joined[:, -1], d_leaves)), leaf
+    d_weights, d_bias = d_joined[:, :-1].astype(weights.dtype), d_joined[:, -1].astype(bias.dtype)
+    return (loss, (d_weights, d_bias, d_leaves)), leaf
 
 
 def _backward(route, how, gradient, cotangents):

@@ -223,9 +223,10 @@ def _on_host(fn: Any, model: Any, x: np.ndarray, transform: Any, dtype: Any, fin
     if exactly and len(x) <= _FEW_ROWS and model.bias.ndim > 1 and len(model.bias) > x.shape[1]:
         with np.errstate(over="ignore"):  # overflow is detected later
             rows = np.ascontiguousarray(x if transform is None else transform(x), dtype)
-        is_finite = bool(np.isfinite(rows).all())
-        leaf = np.ascontiguousarray(exact.leaf_index(*model[:2], rows).T)  # `finish` adds in the order of memory
-        return finish(leaf, rows) if is_finite else rows, is_finite
+        if not np.isfinite(rows).all():
+            return rows, False
+        leaf = exact.leaf_index(model.weights, model.bias, rows).T
+        return finish(np.ascontiguousarray(leaf), rows), True  # `finish` adds in the order of memory
     if exactly:
         fn, operand = _certain_leaf_index, _unit_splits(model)
     chunks, program, x64 = _chunks(x, dtype), partial(_compiled, fn), jax.config.jax_enable_x64

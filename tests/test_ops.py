@@ -6,9 +6,11 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jtrees import ObliqueTree, blocking, losses, ops, routing
+import jtrees
+from jtrees import ObliqueTree, blocking, losses, ops, pytree, routing, training
 from jtrees.leaves import Linear, Values
 from pallas_kernels import Unsupported
 from tests import oracles, sweeps
@@ -272,3 +274,48 @@ def test_no_samples():
         ops.expected_loss(*tree, Values(jnp.zeros(2)), x, jnp.zeros(0))
     gradient = jax.grad(lambda values: ops.path_sum(*tree, values, x).sum())(jnp.zeros((2, 1)))
     np.testing.assert_array_equal(gradient, 0)
+
+
+@pytree.dataclass
+class ScaledLeaves:
+    """Leaves of a user: all leaves share the scales of the outputs."""
+
+    values: jax.Array
+    scale: jax.Array
+    kernel = None
+
+    def losses(self, x, y):
+        return (((self.values[:, None] - y) * self.scale) ** 2).mean(-1)
+
+
+@pytest.mark.parametrize("scale", [[1.0, 10.0], 3.0])
+def test_leaves_of_a_user_may_share_numbers_in_deep_trees(scale):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    weights, bias, x, y = 2000 * draw(511, 3), draw(511), draw(50, 3), draw(50, 2)
+    leaves = ScaledLeaves(draw(512, 2), jnp.asarray(scale))
+    chances = routing.leaf_probabilities(jax.nn.sigmoid(ops.scores(weights, bias, x)))
+    expected = (chances * leaves.losses(x, y)).sum(0).mean()
+    np.testing.assert_allclose(ops.expected_loss(weights, bias, leaves, x, y)[0], expected, rtol=1e-5)
+
+
+def test_targets_of_linear_leaves_have_the_axes_of_their_outputs():
+    x, leaves = jnp.ones((5, 2)), jtrees.leaves.Linear(jnp.ones((2, 2)), jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"y must have 1 axes, as outputs, got shape \(5, 1\)"):
+        ops.expected_loss(jnp.ones((1, 2)), jnp.zeros(1), leaves, x, x[:, :1])
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_of_few_bits_train_a_tree(weighted):
+    x = jax.random.normal(jax.random.key(0), (400, 3)).astype(jnp.bfloat16)
+    y, weight = (x[:, 0] > 0).astype(jnp.float32), jnp.ones(400) if weighted else None
+    method = jtrees.methods.get(1, 5.0)
+    batch = jtrees.Batch(x, y, weight)
+    best = jtrees.train(method, batch, key=jax.random.key(0), optimizer=optax.adam(0.02), steps=40)
+    assert best.score < 0.1 and best.params.weights.dtype == jnp.bfloat16
+
+
+def test_weights_of_many_samples_of_half_precision_are_numbers():
+    data = jtrees.Batch(jnp.ones((70_000, 1), jnp.float16), jnp.ones(70_000), jnp.ones(70_000))
+    np.testing.assert_array_equal(training.state.normalised(data).weight, 1)

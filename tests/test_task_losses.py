@@ -135,6 +135,16 @@ def test_newton_steps_go_down_where_curvature_is_missing():
     assert actual[0] == pytest.approx(best, abs=2e-2)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+@pytest.mark.parametrize("module", [np, jnp])
+def test_constants_do_not_depend_on_the_unit_of_the_targets(module, unit):
+    y, leaf = module.asarray([0.0, 0.0, 0.0, 3.0], np.float32) * np.float32(unit), module.zeros(4, np.int32)
+    loss = losses.Huber(10 * unit)
+    assert loss.constants(leaf, y, 1, module.ones(4, np.float32))[0] / unit == pytest.approx(0.75, rel=1e-4)
+    squares = losses.CustomLoss(lambda outputs, y: (outputs - y) ** 2)
+    assert squares.constants(leaf, y, 1, module.ones(4, np.float32))[0] / unit == pytest.approx(0.75, rel=1e-4)
+
+
 # Losses of a user, and whether their curvature has a lower bound.
 OF_USERS = {
     "absolute": (lambda p, t: jnp.abs(p - t), False),

@@ -213,7 +213,8 @@ class Boosted(Wrapper):
             problems = [fold.holding_out(mask) for fold, mask in zip(keyed, masks, strict=True)]
             weights = [np.average(mask, weights=sample.batch.weight) for mask in masks]
         kind, is_oblique = await self._kind(problems, weights, not is_start and self.patience is not None)
-        problems, masks, weights = (values[: len(kind.sums)] for values in (problems, masks, weights))
+        count = len(kind.sums)
+        problems, masks, weights = problems[:count], masks[:count], weights[:count]
         sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
         every_row = unclipped = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
         if not is_start and (limits := self._limits_of_refit(problem)) is not None:
@@ -265,14 +266,11 @@ class Boosted(Wrapper):
         handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is first[-1] else 0
         best = min(first, key=lambda kind: kind.lowest() + handicap(kind))
         is_oblique = best is first[-1]
-        if not is_long:
-            return best, is_oblique
-        if monitor.left() < (len(problems) - 1) * (time.monotonic() - began):
-            monitor.cut()
-            return best, is_oblique
-        kind = kinds[first.index(best)]
-        await self._grow([kind], monitor)
-        return best if self._rounds_to_add(kind.losses) else kind, is_oblique
+        if is_long and monitor.may_be_late((len(problems) - 1) * (time.monotonic() - began)):
+            kind = kinds[first.index(best)]
+            await self._grow([kind], monitor)
+            best = best if self._rounds_to_add(kind.losses) else kind
+        return best, is_oblique
 
     async def _grow(self, kinds: list["_Kind"], monitor: Any) -> None:
         """Adds rounds to the sums of each kind, until early stopping ends it, or another kind is far better."""

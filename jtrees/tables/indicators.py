@@ -10,8 +10,9 @@ from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 FEW_LEVELS, _MANY_LEVELS = 10, 32  # levels of a column with indicators, at most, in short and in long tables
 RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
 _BUDGET = 2  # features for each column
-_SMALL, _LARGE = 16, 64  # features that every table may have, in short and in long tables
-_ROWS = 30  # rows for each level, and for each feature, beyond those of short tables
+_SMALL = 16  # features that every table may have
+_LONG = 64  # features of a long table that a column of many levels may reach
+_ROWS = 30  # rows for each level of such a column, and for each feature of such a table
 _FEATURES_OF_MEANS = 2  # of a column of text: target means, and means of residuals if the table has numbers
 
 
@@ -27,8 +28,9 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     3. The number of features may be twice the number of used columns, or 16 if that is more. Columns of text get their
        indicators while the table keeps within this budget. Columns with the fewest indicators come first. All other
        columns of text are encoded by target means. So are columns of more than ten levels, of which each rare level
-       counts, and missing values count as a level. A table with thirty rows for each may have more: up to 32 levels in
-       a column, and a budget of up to 64 features. Target means hide how a level acts together with another column.
+       counts, and missing values count as a level. But target means hide how a level acts together with another column.
+       So a column of up to 32 levels has indicators if the table has thirty rows for each of its levels, and for each
+       of the features, which are at most 64.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
     """
@@ -37,7 +39,8 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     features_of_means = _FEATURES_OF_MEANS if numbers else 1
     features = len(numbers) + features_of_means * (len(used) - len(numbers))
     affordable = max((len(raw.values) for raw in frame.values()), default=0) // _ROWS
-    budget = max(_BUDGET * len(used), _SMALL, min(affordable, _LARGE))
+    budget = max(_BUDGET * len(used), _SMALL)
+    budget_of_many = max(budget, min(affordable, _LONG))
     most_levels = max(FEW_LEVELS, min(affordable, _MANY_LEVELS))
     result, marks_so_far = dict(columns), set[bytes]()
     for name in numbers:
@@ -57,7 +60,7 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
         new = {mark: number for number, mark in reversed(marks.items()) if mark not in marks_so_far}
         indicators = tuple(sorted(new.values())) or column.indicators[:1]
         change = len(indicators) - features_of_means
-        if features + change <= budget:
+        if features + change <= (budget if len(indicators) <= FEW_LEVELS else budget_of_many):
             result[name] = dataclasses.replace(column, indicators=indicators)
             features += change
             marks_so_far.update(new)

@@ -94,7 +94,10 @@ class Loss:
 
     def samples(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each sample."""
-        values = self.elementwise(outputs, self.with_output_axis(y))
+        targets = self.with_output_axis(y)
+        if outputs.ndim != targets.ndim:  # they would be broadcast, to n losses of each sample
+            raise ValueError(f"y must have {outputs.ndim} axes, as outputs, got shape {targets.shape}")
+        values = self.elementwise(outputs, targets)
         return values if values.ndim == 1 else values.mean(axis=1)
 
     def with_output_axis(self, y: Any) -> Any:

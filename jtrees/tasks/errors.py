@@ -117,11 +117,8 @@ class Huber(Loss):
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         start = _quantile_columns(leaf_index, y, num_leaves, 0.5, weight)
-        arguments = self.samples, self.derivatives, start, leaf_index, y, weight
-        if module_of(start) is not np:
-            return newton_constants(*arguments)
-        values = newton_constants(*arguments, longest=np.inf)
-        return segments.common(leaf_index, y, weight, values)
+        values = newton_constants(self.samples, self.derivatives, start, leaf_index, y, weight)
+        return values if module_of(start) is not np else segments.common(leaf_index, y, weight, values)
 
 
 @io.part

@@ -13,7 +13,6 @@ from jtrees.segments import Array, floating, module_of, ones_or, wide
 from jtrees.tasks.labels import is_soft
 
 _NEWTON_STEPS = 20
-_LONGEST = 1.0  # longest step of an output, for scaled targets
 
 
 def fit_constant(
@@ -153,7 +152,6 @@ def newton_constants(
     y: Array,
     weight: Float[Array, " n"],
     *,
-    longest: float = _LONGEST,
     origin: Any = 0,
     direction: Any = 1,
 ) -> Float[Array, "leaves *k"]:
@@ -161,9 +159,9 @@ def newton_constants(
 
     The output of a sample is ``origin + direction * constant``.
 
-    A leaf takes a step if the step does not raise the leaf's loss. Otherwise the leaf halves its step size. If the
-    curvature is not positive and finite, the step follows the negative gradient. A leaf without weight has the constant
-    of all samples.
+    A leaf takes a step if the step does not raise the leaf's loss. Otherwise the leaf halves its step size. A step is
+    at most as long as the range of the targets, or 1 if all targets are equal. If the curvature is not positive and
+    finite, the step follows the negative gradient. A leaf without weight has the constant of all samples.
 
     Args:
       samples: ``(outputs, y) -> (n,)``, the loss of each sample.
@@ -172,11 +170,12 @@ def newton_constants(
       leaf_index: leaf of each sample.
       y: targets.
       weight: nonnegative weights.
-      longest: longest step; infinity for targets in the user's units.
       origin: outputs of the samples if the constants are 0, a number or ``(n, *k)``.
       direction: change of the outputs with the constants, a number or ``(n, *k)``.
     """
     xp, tiny = module_of(leaf_index, y, weight, start), np.finfo(start.dtype).tiny
+    length = (y.max() - y.min()).astype(start.dtype)
+    longest = xp.where(length > 0, length, 1)
 
     def descended(initial: Array, group: Array) -> Array:
         groups = len(initial)

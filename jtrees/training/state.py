@@ -150,5 +150,5 @@ def normalised(data: Batch) -> Batch:
     # the weights of `mean_one` are divided by the fraction of the other rows.
     if data.weight is None:
         return data
-    weight = segments.mean_one(jnp.asarray(data.weight, data.x.dtype))
+    weight = segments.mean_one(jnp.asarray(data.weight, segments.at_least_float32(data.x)))  # float16 sums overflow
     return data._replace(weight=weight / (weight > 0).mean(dtype=weight.dtype))
