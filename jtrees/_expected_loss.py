@@ -87,8 +87,8 @@ def _visit(route, *operands):
     dense = partial(_visit_in_blocks, route)
     width = sharp.width_of(topology.depth_of(len(operands[0])))
     weights, bias, leaves, x, _, share = operands
-    # The list of paths has one dtype. It takes the reached leaves from each array of the leaves. Leaves of a user have no
-    # `is_constant`, and may have arrays without an axis over the leaves.
+    # The list of paths has one dtype, and takes the reached leaves from each array of the leaves. Leaves of a user have
+    # no `is_constant`, and their arrays need no axis over the leaves.
     has_paths = hasattr(leaves, "is_constant") and len({a.dtype for a in (weights, bias, x, share)}) == 1
     if width is None or not has_paths or route != "sigmoid" or blocking.platform() != "cpu":
         return dense(*operands)
