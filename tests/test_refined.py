@@ -137,6 +137,6 @@ def test_a_decay_that_diverges_is_refused():
 
 @pytest.mark.slow
 def test_joint_training_ends_when_a_fifth_of_the_evaluations_lower_no_loss():
-    options = {"epochs": 400, "learning_rate": 0.02}  # 2800 updates, 56 evaluations
+    options = {"epochs": 400, "learning_rate": 0.02}  # 2800 updates, 40 evaluations
     losses = fit(data=(X, rng.normal(size=240)), options=options).report.search.losses
-    assert len(losses) == np.argmin(losses) + 1 + 12
+    assert len(losses) == np.argmin(losses) + 1 + 8

@@ -90,7 +90,7 @@ def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
 
 @pytest.mark.slow
 def test_rounds_of_boosting_draw_at_most_so_many():
-    x, y = table(3000)
+    x, y = table(4100)  # a single sum
     fit = jtrees.fit(jtrees.Boosted(BASE, rounds=3), x, y, key=jax.random.key(0))
     assert len(fit.model) == 3 and fit.report.held_out_rows is not None and fit.report.search.rows == 200
     wrapped = jtrees.Boosted(jtrees.BestOf(BASE, runs=2), rounds=2)

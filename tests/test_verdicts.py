@@ -114,10 +114,10 @@ def first_leaves(monkeypatch):
 @pytest.mark.parametrize("name", sweeps.slow(TASKS, ["classes", "poisson"]))
 @pytest.mark.usefixtures("first_leaves")
 def test_losses_of_rows_that_a_sum_held_out(name):
-    x, y = table(1200)
+    x, y = table(4100)  # a single sum
     result = fit(SUM, name, x, y)
     rows = result.report.held_out_rows
-    assert len(rows) == 240
+    assert len(rows) == 820
     units = {"trained": y} if name == "two targets" else {}
     expected = TASKS[name][1](y[rows], result.predict(x[rows]), **units)
     assert result.report.held_out_loss == result.report.baselines["model"] == pytest.approx(expected, rel=1e-5)
@@ -161,12 +161,12 @@ def test_losses_of_trials_are_near_the_losses_of_new_rows(recipe, name):
 @pytest.mark.parametrize("raw", [False, True])
 def test_numbers_of_left_out_rows_are_those_of_the_users_rows(raw):
     """Also with weights, some of them 0, and with rows that ``held_out`` sets aside."""
-    x, y = table(2400)
-    weight = np.random.default_rng(0).uniform(0.2, 3, 2400) * (np.arange(2400) % 3 > 0)
+    x, y = table(n := 8200)  # a single sum in each fit
+    weight = np.random.default_rng(0).uniform(0.2, 3, n) * (np.arange(n) % 3 > 0)
     frame = pd.DataFrame(x) if raw else x
     result = fit(SUM, "squared error", frame, y, sample_weight=weight, held_out=0.2)
     folds = jtrees.sweep(SUM, frame, y, key=jax.random.key(0), validation=2).fits.ravel()
-    for single, weights in ((result, weight), *((fold, np.ones(2400)) for fold in folds)):
+    for single, weights in ((result, weight), *((fold, np.ones(n)) for fold in folds)):
         rows = single.report.held_out_rows
         assert (weights[rows] > 0).all() and len(set(rows.tolist())) == len(rows)
         errors = (single.predict(frame.iloc[rows] if raw else x[rows]) - y[rows]) ** 2
