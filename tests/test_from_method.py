@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 def test_a_method_fits_a_table_in_its_own_units():
     fit = jtrees.fit(RECIPE, X, Y, key=KEY)
     assert isinstance(fit.tree, jtrees.ObliqueTree) and fit.tree.depth == 2
+    assert len(np.unique(fit.tree.decision_path(X)[:-1])) == 3
     assert 1 - fit.loss / Y.var() > 0.9
     assert np.mean((fit.model.predict(X) - Y) ** 2) == pytest.approx(fit.loss)
     assert fit.report.recipe["options"] == {"alpha": 20.0}

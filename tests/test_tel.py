@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import jtrees
-from jtrees import Batch
+from jtrees import Batch, routing
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.segments import mean_one
 from jtrees.tasks import Classification, Regression
@@ -130,6 +130,13 @@ def test_a_leaf_that_no_sample_reaches_keeps_its_values():
     np.testing.assert_array_equal(changed, reached)
 
 
+def reachable(fit, gamma):
+    """The mean number of leaves that a training sample reaches in a tree, and whether the paths overflow."""
+    params, x = fit.model.network.params, fit.model.scaling.transform(X)
+    count, overflows = routing.reachable_leaves(jnp.asarray(x, jnp.float32), params.weights, params.bias, gamma)
+    return count.mean(), overflows
+
+
 SMALL = jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03)
 
 
@@ -139,7 +146,10 @@ def test_products_of_features_are_learnt(lazy):
     predictions = result.predict(X)
     assert 1 - np.var(Y - predictions) / np.var(Y) > 0.9
     assert result.loss == pytest.approx(np.mean((Y - predictions) ** 2), rel=1e-5)
-    assert result.tree is None
+    fewer = jtrees.fit(SMALL.replace(lazy=lazy, gamma=0.01), X, Y, key=KEY)
+    (many, overflows), (few, _) = map(reachable, (result, fewer), (SMALL.gamma, 0.01))
+    assert 1 <= many < 8 and not overflows
+    assert few < 1.2 < many and result.tree is None
 
 
 @pytest.mark.parametrize("far", sweeps.quick([0.0, 1e6], [1e6]))

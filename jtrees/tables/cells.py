@@ -261,9 +261,9 @@ def _numbers_with_unit(cells: list[str], decimal: str | None, requested: bool) -
     bare = units.pop(("", ""), 0) if len(units) > 1 else 0
     if len(units) > 1:
         return None
-    unit, with_unit = units.popitem()
+    unit, marked = units.popitem()
     note = f"numbers with and without {checks.quoted(''.join(unit))}" if bare else ""
-    if bare >= with_unit and not requested:
+    if bare >= marked and not requested:
         return Interpretation(None, f"{note}, and therefore text", "number")
     # Whole numbers may be those of names, such as "Store 12", or two codes, such as "100 101".
     is_amount = requested or any(set(body) & set(".,'’") for body in bodies)
