@@ -218,7 +218,7 @@ def report(results: studies.Results, command: str) -> str:
         parts += ["Accuracy in per cent:", cells_table(results, models, tasks[True], "score", 1)]
     if names:
         shortest = lambda values, digits: f"{min(values, default=np.nan):.{digits}f}"
-        parts += ["Seconds of a fit, the shortest of the splits, because other programs ran at times:"]
+        parts += ["Seconds of a fit, the shortest of the splits:"]
         parts += [cells_table(results, models, names, "seconds", 1, shortest)]
         ours = [model for model in models if model in KINDS]
         parts += ["Features:", cells_table(results, ours, names, "features", 0)] if ours else []
