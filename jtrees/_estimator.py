@@ -242,7 +242,7 @@ class TreeEstimator(BaseEstimator):
         schema = self.columns if training else encoder.schema
         if not isinstance(schema, Schema):
             names, missing = [f"x{j}" for j in range(X.shape[1])], checked_missing(self.missing)
-            return frame_of_objects(X, names, missing=missing, requested=self.columns)
+            return frame_of_objects(X, names, missing=missing, requested=self.columns, named=False)
         names = list(schema.columns) if training else list(getattr(self, "feature_names_in_", schema.columns))
         if X.shape[1] != len(names):
             raise ValueError(f"X must have {len(names)} columns, got {X.shape[1]}")

@@ -222,7 +222,8 @@ def _not_a_number(name: str, array: Any, values: np.ndarray) -> str:
             break
     odd = values[where]
     if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or a similar library
-        return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{_repair(name, odd)}"
+        repair = ": encode text, such as by a OneHotEncoder" if isinstance(odd, str) else _repair(name, odd)
+        return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{repair}"
     first = f"{quoted(values.flat[0])} and others, such as " if any(where) else ""
     return f"{first}{quoted(odd)}{f' at {where}' if where else ''}{_repair(name, odd)}"
 
@@ -233,7 +234,7 @@ def _repair(name: str, value: Any) -> str:
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
         if name != "y":
-            return ": encode text, such as by a OneHotEncoder"
+            return ": pass a DataFrame, such as pd.DataFrame([row]), or encode text"
         return ": for labels take task='classification' and y = np.unique(y, return_inverse=True)[1], or TreeClassifier"
     if isinstance(value, (np.datetime64, np.timedelta64)) or hasattr(value, "year") or hasattr(value, "days"):
         return ": make numbers of dates, such as days since the first"

@@ -503,6 +503,13 @@ def test_a_prediction_for_an_array_of_objects_does_not_depend_on_other_rows():
         np.testing.assert_array_equal(model.predict(rows[[row]]), predictions[[row]])
 
 
+@pytest.mark.filterwarnings("ignore:X has feature names")
+def test_a_model_of_an_array_of_objects_takes_a_frame_by_position():
+    frame = tables.frame()
+    model = regressor().fit(frame.to_numpy(object), Y)
+    np.testing.assert_array_equal(model.predict(frame), model.predict(frame.to_numpy(object)))
+
+
 def test_arrays_of_objects_may_hold_dates_and_missing_values():
     days = pd.date_range("2024-01-01", periods=100, freq="3D")
     for cells in (days.to_numpy(), days.to_pydatetime(), days.astype(object).where(np.arange(100) % 9 > 0, pd.NA)):

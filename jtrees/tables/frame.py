@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import datetime
+import functools
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -156,12 +157,13 @@ class ColumnSchema:
         """
         if self.kind == "text":
             raw = raw.as_levels().masked(frozenset(missing).difference(self.training_levels))
-            levels = self.levels_by_text()
+            levels = self.levels_by_text
             texts = set(raw.values) - {None}
             matches = {text: levels.get(text) or levels.get(plain_level(text) or text, text) for text in texts}
             return raw._replace(values=_objects([matches.get(text) for text in raw.values]))
         return raw.masked(missing).in_kind(self.text_reading, self.zone)
 
+    @functools.cached_property
     def levels_by_text(self) -> dict[str, str]:
         """Returns the level of each text that names one: the level itself, and the plain form of its number or boolean.
 
@@ -176,7 +178,7 @@ class ColumnSchema:
     def level_numbers(self) -> dict[str, int]:
         """Returns the number of the level of each text that names one. All rare levels have the next number."""
         numbers = {level: i for i, level in enumerate(self.levels)}
-        return {text: numbers.get(level, len(numbers)) for text, level in self.levels_by_text().items()}
+        return {text: numbers.get(level, len(numbers)) for text, level in self.levels_by_text.items()}
 
     def described_levels(self) -> str:
         """Returns the levels as text."""
@@ -195,10 +197,15 @@ class ColumnSchema:
         return "; ".join([*parts, *([self.note] if self.note else [])])
 
 
-def level_codes(levels: Sequence[str], raw: RawColumn) -> np.ndarray:
+def level_codes(levels: tuple[str, ...], raw: RawColumn) -> np.ndarray:
     """Returns the number of the level of each value, ``(n,)``. New levels come next, and missing values last."""
-    places = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
+    places = _places(levels)
     return np.array([places.get(value, len(levels)) for value in raw.values], np.int64)
+
+
+@functools.lru_cache(maxsize=32)  # predictions of single rows would otherwise cost as much as all levels
+def _places(levels: tuple[str, ...]) -> dict[str | None, int]:
+    return {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
 
 
 class Frame:
@@ -276,8 +283,12 @@ def _read_columns(
     schemas: Mapping[str, ColumnSchema] | None = None,
     missing: Collection[str] = (),
     requested: Any = None,
+    named: bool = True,
 ) -> Frame:
-    """Returns the raw table whose columns ``read`` reads. :func:`read_frame` describes the other arguments."""
+    """Returns the raw table whose columns ``read`` reads. :func:`read_frame` describes the other arguments.
+
+    ``named`` is whether the columns have names of the user.
+    """
     columns, requested = {}, requested_kinds(requested, list(series_by_name))
     for name, series in series_by_name.items():
         if requested.get(name) == "drop":  # the values are not read
@@ -285,7 +296,7 @@ def _read_columns(
         elif schemas is None or name in schemas:
             schema = ColumnSchema("text" if requested.get(name) == "text" else "unknown")
             columns[name] = read(series, (schemas or {}).get(name, schema), missing)
-    return Frame(columns, named=True)
+    return Frame(columns, named=named)
 
 
 DECIMALS = {"decimal point": ".", "decimal comma": ","}

@@ -88,8 +88,9 @@ class OriginalRows:
         columns, schema = [], self._frame.schema
         for (_, raw), dtype in zip(read_frame(self.values).columns.items(), schema.values(), strict=True):  # pyright: ignore[reportOptionalMemberAccess]
             if raw.kind == "text":
-                codes = np.unique([str(value) for value in raw.values], return_inverse=True)[1]
-                columns.append(_Column(codes.astype(np.float64), False, True))
+                numbers: dict[str, int] = {}  # text of one width would take the memory of the longest text in each row
+                codes = [numbers.setdefault(str(value), len(numbers)) for value in raw.values]
+                columns.append(_Column(np.array(codes, np.float64), False, True))
             else:
                 columns.append(_Column.from_numbers(raw.values, dtype.is_float()))
         return columns

@@ -105,6 +105,7 @@ def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"model must be a fitted model, got {checks.quoted(model)}{checks.hint_of_estimator(model)}")
     if isinstance(model, FrameModel):
         if feature_names is not None:
-            raise ValueError("feature_names must be None: the columns of this model have names")
+            remedy = "" if model.encoder.schema.named else ", x0, x1, ...: fit it to a DataFrame for other names"
+            raise ValueError(f"feature_names must be None: the columns of this model have names{remedy}")
         return list(model.encoder.schema.columns)
     return checks.checked_names(feature_names, model.features)

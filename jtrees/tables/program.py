@@ -6,6 +6,7 @@ The number of its features depends only on the schema of the table and the numbe
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class Lookup:
         """Returns the features of values, ``(n, k)``. The part is ``"level"`` of text, or a period of dates."""
         return self.table[level_codes(self.levels, raw if part == "level" else periods(part, raw))]
 
-    @property
+    @functools.cached_property
     def table(self) -> np.ndarray:
         """The rows as an array, ``(levels + 2, k)``."""
         return np.array(self.rows, np.float64).reshape(len(self.rows), len(self.names))

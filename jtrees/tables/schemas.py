@@ -79,8 +79,8 @@ class Schema:
             if column.zone == OFFSETS and raw.zone not in (None, OFFSETS) and raw.zone[0] not in "+-":
                 zones[name] = raw.zone
             if column.kind == "text":
-                training = frozenset(column.training_levels)
-                levels[name] = sum(level is not None and level not in training for level in raw.values.tolist())
+                known = column.levels_by_text
+                levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
         warn_of_odd_cells(odd)
         checks.warn_of_gaps(gaps)
         if zones:
