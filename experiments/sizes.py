@@ -42,7 +42,7 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         return int(counts.sum()), len(model.get_leaf_values()) + 2 * int(np.log2(counts).sum())
     if isinstance(model, jtrees.Forest):
         return tuple(map(sum, zip(*(size(member, x) for member in model), strict=True)))  # type: ignore[return-value]
-    if isinstance(model, jtrees.methods.EnsembleModel):
+    if isinstance(getattr(model.network, "params", None), jtrees.methods.Ensemble):
         return int(np.prod(model.network.params.leaf_values.shape[:2])), model.num_parameters
     # A LatentTree: a tree and a predictor on it.
     active = np.asarray(model.network.active)

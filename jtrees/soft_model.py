@@ -8,13 +8,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import prediction, pytree
+from jtrees import io, prediction, pytree
 from jtrees.tasks import Task
 
 _MARGIN = 0.1  # relative to the range of the training targets, as for linear leaves
 
 
-@pytree.dataclass
+@io.model
+@pytree.dataclass(repr=False)
 class SoftModel:
     """A network on scaled data, and the scaling from the user's units.
 
@@ -78,7 +79,8 @@ class SoftModel:
         return self.replace(scaling=scaling)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.network}, {self.task}, parameters={self.num_parameters})"
+        network = f"{type(self.network).__name__}({self.network})"
+        return f"{type(self).__name__}({network}, {self.task}, parameters={self.num_parameters})"
 
 
 def near_targets(outputs: Array) -> Array:

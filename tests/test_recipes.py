@@ -152,7 +152,7 @@ RUNS = {"fit": jtrees.fit, "tune": partial(jtrees.tune, grid=GRID), "sweep": par
         ({"task": "ranking"}, "task must be one of 'regression', 'classification', or a task .*, got 'ranking'"),
         ({"validation": (np.ones((3, 2)),)}, r"validation must be \(x, y\) or \(x, y, sample_weight\), got tuple"),
         ({"validation": (np.ones((3, 9)), np.ones(3))}, "validation: x must have 2 columns, got 9"),
-        ({"validation": (np.array([[1, "a"]], object), [1])}, r"validation: x must be numeric, .* 'a' at \(0, 1\): pass a DataFrame"),
+        ({"validation": (np.array([[1, "a"]], object), [1])}, r"validation: x must be numeric, .* 'a' at \(0, 1\): pa"),
     ],
 )
 def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message):

@@ -80,7 +80,7 @@ def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definitio
     np.testing.assert_allclose(joint.predict(X), expected, atol=2e-5)  # float32
     assert joint.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(joint.model.network.params))
     size = f"trees={report.base.rounds}, depth=2, features=3"
-    assert repr(joint.model) == f"SoftForest({size}, Regression(), parameters={joint.model.num_parameters})"
+    assert repr(joint.model) == f"SoftModel(SoftTrees({size}), Regression(), parameters={joint.model.num_parameters})"
 
 
 def test_training_keeps_the_slopes_of_boosting_and_decays_the_constants():

@@ -153,7 +153,7 @@ ONE = pd.DataFrame({"a": [1.0], "b": ["u"]})
         ([[1.0, np.nan]], f"x {NOT_FINITE.format(1)}(0, 1)"),
         (jnp.ones((2, 2), jnp.complex64), "x must be numeric, got values of type complex64"),
         ([[1.0, 2.0], [3.0]], "x must be an array of numbers, got rows of different lengths"),
-        (np.array([[1, "b"]], object), "x must be numeric, got 1 and others, such as 'b' at (0, 1): pass a DataFrame, such as pd.DataFrame([row]), or encode text"),
+        (np.array([[1, "b"]], object), "x must be numeric, got 1 and others, such as 'b' at (0, 1): pass a Data"),
         (np.full((2, 2), 3, "m8[s]"), "got values of type timedelta64[s]: make numbers of dates"),
         (ONE, "x must be numeric, got 'u' in column 'b': encode text, such as by a"),
         (ONE.assign(b=pd.array([None], "Float64")), "got <NA> in column 'b': fill gaps"),

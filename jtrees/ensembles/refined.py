@@ -65,12 +65,6 @@ class SoftTrees:
         return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}"
 
 
-@io.model
-@pytree.dataclass(repr=False)
-class SoftForest(SoftModel):
-    """Fitted soft trees whose outputs add up, with constant or linear leaves; the network is :class:`SoftTrees`."""
-
-
 def expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:
     """Returns the expected output of a soft tree for each row, ``(n, *k)``."""
     right = jax.nn.sigmoid(sharpness * ops.scores(tree.weights, tree.bias, x))
@@ -185,7 +179,7 @@ class Refined(Wrapper):
         if (data := problem.data) is None:
             return fitted
         with problem.restoring():
-            restore = lambda trees: data.scaling.restore(SoftForest(on_device(trees), None, data.table.task.of_models))
+            restore = lambda trees: data.scaling.restore(SoftModel(on_device(trees), None, data.table.task.of_models))
             model, left_out = restore(fitted.scaled), None
             if boosting.has_losses and not problem.is_member:
                 left_out = problem.left_out(restore(trial), boosting.held_out[0])

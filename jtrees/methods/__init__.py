@@ -15,14 +15,14 @@ from jtrees.methods.bandit_stream import BanditRun as BanditRun, run_bandit as r
 from jtrees.methods.clustering import LatentClustering as LatentClustering
 from jtrees.methods.dgt import DGT as DGT, ChainedTree as ChainedTree, dgt as dgt
 from jtrees.methods.dtsemnet import DTSemNet as DTSemNet, dtsemnet as dtsemnet
-from jtrees.methods.grande import GRANDE as GRANDE, GRANDEModel as GRANDEModel, grande as grande
+from jtrees.methods.grande import GRANDE as GRANDE, grande as grande
 from jtrees.methods.latent_tree.architecture import Architecture as Architecture
 from jtrees.methods.latent_tree.latent import (
     LatentModel as LatentModel,
     LatentTree as LatentTree,
     latent as latent,
 )
-from jtrees.methods.node import NODE as NODE, NODEModel as NODEModel, node as node
+from jtrees.methods.node import NODE as NODE, node as node
 from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2, GreedyReport as GreedyReport
 from jtrees.methods.nongreedy_tree.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy
 from jtrees.methods.soft_decision_tree import (
@@ -32,7 +32,6 @@ from jtrees.methods.soft_decision_tree import (
 from jtrees.methods.tree_ensemble.ensemble import Ensemble as Ensemble
 from jtrees.methods.tree_ensemble.tel import (
     TEL as TEL,
-    EnsembleModel as EnsembleModel,
     tel as tel,
 )
 

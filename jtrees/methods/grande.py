@@ -16,7 +16,6 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.search import NetworkRecipe, Run, checked_values, option
-from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 
@@ -119,12 +118,6 @@ def additive(params: WeightedTrees, batch: Batch, task: Task) -> Forest:
     return hardened(Ensemble(*params.splits(), params.values / len(params.values)), batch, task)
 
 
-@io.model
-@pytree.dataclass(repr=False)
-class GRANDEModel(SoftModel):
-    """Fitted hard trees with weights that depend on the sample; the network is :class:`WeightedTrees`."""
-
-
 @pytree.dataclass(kw_only=True)
 class GRANDE(NetworkRecipe):
     """GRANDE's recipe: hard axis-aligned trees with weights for each sample, trained jointly.
@@ -147,7 +140,7 @@ class GRANDE(NetworkRecipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.GRANDE(depth=1, trees=2, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
       >>> fit.model
-      GRANDEModel(trees=2, depth=1, features=1, Regression(), parameters=12)
+      SoftModel(WeightedTrees(trees=2, depth=1, features=1), Regression(), parameters=12)
     """
 
     depth: int = option(5, most=16)
@@ -158,7 +151,7 @@ class GRANDE(NetworkRecipe):
     dropout: float = option(0.2, least=0, below=1)
     hard: bool = option(False)
     early_stopping: bool = option(True)
-    passes, chooses_updates, model_type = 40, True, GRANDEModel
+    passes, chooses_updates = 40, True
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         tree_size = topology.num_leaves(self.depth) * (2 * shape[1] + math.prod(task.shape))

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.search import NetworkRecipe, Run, checked_values, option
-from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 
@@ -121,12 +120,6 @@ def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regressio
     return training.Method(init, loss, lambda params, batch: None)
 
 
-@io.model
-@pytree.dataclass(repr=False)
-class NODEModel(SoftModel):
-    """Fitted soft oblivious trees; the network is an :class:`ObliviousLayers`."""
-
-
 @pytree.dataclass(kw_only=True)
 class NODE(NetworkRecipe):
     """NODE's recipe: layers of soft oblivious trees, trained jointly.
@@ -147,7 +140,7 @@ class NODE(NetworkRecipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.NODE(depth=1, trees=2, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
       >>> fit.model
-      NODEModel(layers=1, trees=2, depth=1, features=1, Regression(), parameters=10)
+      SoftModel(ObliviousLayers(layers=1, trees=2, depth=1, features=1), Regression(), parameters=10)
     """
 
     depth: int = option(5, most=16)
@@ -156,7 +149,7 @@ class NODE(NetworkRecipe):
     batch_size: int = option(256)
     learning_rate: float = option(0.02, above=0)
     early_stopping: bool = option(True)
-    passes, chooses_updates, model_type = 40, True, NODEModel
+    passes, chooses_updates = 40, True
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         outputs = math.prod(task.shape)

@@ -19,6 +19,7 @@ from jtrees.search.recipe import Recipe, fitted_network, fitted_tree
 from jtrees.search.report import Preconditioning, TrainingReport
 from jtrees.search.run import Run
 from jtrees.segments import ones_or
+from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree, with_empty_leaves
@@ -172,11 +173,11 @@ class NetworkRecipe(MiniBatchRecipe):
     The optimiser is Adam with a constant learning rate, unless a subclass overrides ``optimizer``.
 
     Attributes:
-      model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network.
+      model_type: the class of the model that holds the trained network, :class:`jtrees.SoftModel` or a subclass.
       hard: whether the model is the hardened network, which is then evaluated, too. A subclass may declare this option.
     """
 
-    model_type: ClassVar[Any]
+    model_type: ClassVar[Any] = SoftModel
     hard = False
 
     def tree_leaves(self, task: Task) -> str | None:

@@ -18,7 +18,6 @@ from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
 from jtrees.search import NetworkRecipe, Run, checked_values, option
 from jtrees.search.minibatch import output_loss
-from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
@@ -103,17 +102,6 @@ class SoftEnsemble:
         return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}, step={self.step!r}"
 
 
-@io.model
-@pytree.dataclass(repr=False)
-class EnsembleModel(SoftModel):
-    """Fitted soft trees whose outputs add up; the network is a :class:`SoftEnsemble`.
-
-    For trees of at least 7 levels, the last bits of a prediction may depend on the other samples of its block. All
-    samples of a block together decide whether conditional computation is used
-    (:func:`jtrees.routing.conditional_ensemble`).
-    """
-
-
 @pytree.dataclass(kw_only=True)
 class TEL(NetworkRecipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
@@ -123,7 +111,9 @@ class TEL(NetworkRecipe):
     has the evaluated parameters with the lowest validation loss. Features are scaled to mean 0 and deviation 1, targets
     to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit.
     :func:`jtrees.routing.reachable_leaves` returns the number of leaves that a sample reaches, and whether ``width``
-    suffices. The report is a :class:`jtrees.search.TrainingReport`.
+    suffices. For trees of at least 7 levels, the last bits of a prediction may depend on the other samples of its
+    block, which decide together whether conditional computation is used
+    (:func:`jtrees.routing.conditional_ensemble`). The report is a :class:`jtrees.search.TrainingReport`.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
@@ -168,7 +158,6 @@ class TEL(NetworkRecipe):
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
     chooses_updates = True
-    model_type = EnsembleModel
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         checks.check_size("trees", self.trees, topology.num_leaves(self.depth) * (shape[1] + math.prod(task.shape)))
