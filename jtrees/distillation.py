@@ -194,7 +194,7 @@ def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> 
     if ratio is not None:
         checks.check_scalar("synthetic", ratio, least=0)
     if max_seconds is not None:
-        checks.check_seconds(max_seconds)
+        checks.check_number("max_seconds", max_seconds, above=0)
 
 
 def _split(

@@ -74,10 +74,8 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
         )
     validation.check_finite("q", q)
     validation.check_number("penalty", penalty, above=0)
-    if jnp.ndim(penalty):
-        raise ValueError(f"penalty must be one number, got shape {jnp.shape(penalty)}: vmap over several")
     if weight is not None:
-        validation.check_number("weight", weight, least=0)
+        validation.check_numbers("weight", weight, least=0)
         if np.shape(weight) != q.shape[1:]:
             raise ValueError(f"weight must have shape {q.shape[1:]}, one a column of q, got {np.shape(weight)}")
     work = np.promote_types(q.dtype, np.float32)

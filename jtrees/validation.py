@@ -120,7 +120,14 @@ def check_key(key: Any) -> None:
         raise ValueError(f"key must be one random key, got keys of shape {shape}: choose one, such as key[0]")
 
 
-def check_number(
+def check_number(name: str, value: Any, **bounds: Bound) -> None:
+    """Checks that the value is one finite number within the bounds of :func:`check_numbers`. It may be traced."""
+    if shape := value.shape if hasattr(value, "shape") else _as_array(value).shape:
+        raise ValueError(f"{name} must be one number, got shape {shape}")
+    check_numbers(name, value, **bounds)
+
+
+def check_numbers(
     name: str, value: Any, *, least: Bound = None, above: Bound = None, below: Bound = None, most: Bound = None
 ) -> None:
     """Checks that the value holds finite numbers within the bounds. Traced values pass."""
@@ -147,13 +154,6 @@ def check_scalar(name: str, value: Any, **bounds: Bound) -> float:
         raise ValueError(f"{name} must be a number, got {quoted(value)}")
     check_number(name, value, **bounds)
     return float(value)
-
-
-def check_seconds(value: Any) -> None:
-    """Checks that ``max_seconds`` is one finite number above zero."""
-    check_number("max_seconds", value, above=0)
-    if np.ndim(value):
-        raise ValueError(f"max_seconds must be one number above 0, got {quoted(value)}")
 
 
 def _as_array(value: Any) -> np.ndarray:

@@ -378,7 +378,7 @@ VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
     [
         ({"recipe": jtrees.Bagged(jtrees.LatentClustering())}, "recipe must learn from y, got Bagged.*Clustering"),
         ({"recipe": "get"}, "recipe must be a recipe, such as .*got 'get'"),
-        ({"max_seconds": [1.0]}, r"max_seconds must be one number above 0, got \[1\.0\]"),
+        ({"max_seconds": [1.0]}, r"max_seconds must be one number, got shape \(1,\)"),
         ({"loss": "cubic"}, "loss must be one of 'squared_error', 'absolute_error'"),
         ({"quantile": 0.9}, "quantile must be None unless loss is \"quantile\", got loss='squared_error'"),
         ({"loss": "quantile", "quantile": 1}, "levels must be a finite number above 0 and below 1, got 1"),

@@ -131,7 +131,7 @@ def test_numbers_are_arguments_of_a_program_and_other_options_are_constants():
         ("precondition", "must be a finite number of at least 0 and below 1, got ", (1, -0.1, NAN, "half")),
         ("rate", "must be a finite number above 0, got ", (0, -1.0, NAN, INF)),
         ("rate", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
-        ("rate", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
+        ("rate", "must be one number, got shape (2,)", ([0.1, 0.2],)),
         ("optional_rate", "must be a finite number above 0, got ", (0.0,)),
         ("penalty", "must be a finite number of at least 0, got ", (-0.1, NAN)),
         ("penalty", "must be one number, got shape ", ([0.0, 0.1], [])),

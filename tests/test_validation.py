@@ -193,8 +193,8 @@ def test_masked_values_are_refused(name, check):
         ("key", (jax.random.split(jax.random.key(0), 3),), "key must be one random key, got keys of shape (3,)"),
         ("key", (jax.random.split(jax.random.PRNGKey(0)),), "key must be one random key, got keys of"),
         ("key", (jax.random.PRNGKey(0, impl="rbg"),), ': use jax.random.wrap_key_data(key, impl="rbg")'),
-        *(("seconds", (value,), "max_seconds must be one number above 0, got") for value in ([1.0], np.ones(2))),
-        ("seconds", ("soon",), "max_seconds must be a finite number above 0, got 'soon'"),
+        *(("number", ("rate", value), "rate must be one number, got shape (2,)") for value in ([1.0, [2]], np.ones(2))),
+        ("number", ("rate", "high"), "rate must be a finite number, got 'high'"),
         ("choice", ("mode", 3, ("a",), "a number"), "mode must be one of 'a', or a number, got 3"),
     ],
 )

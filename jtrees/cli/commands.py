@@ -86,7 +86,7 @@ def _fit(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
         table, task = _labelled(options)
         if options.max_seconds is not None:
-            validation.check_seconds(options.max_seconds)
+            validation.check_number("max_seconds", options.max_seconds, above=0)
         recipe, y = recipe_of(options, task), targets_of(table.y)
         started, first = time.perf_counter(), None
         if len(y) >= _FEWEST:

@@ -91,7 +91,7 @@ def bandit_classifier(
       ValueError: for a number out of range.
     """
     actions = checks.check_count("actions", actions, least=2)
-    _check_probability("exploration", exploration)
+    checks.check_number("exploration", exploration, above=0, most=1)
     learner = _Learner(depth, (actions,), two_rates(0.001, 0.3) if optimizer is None else optimizer, accumulate)
 
     def act(state: BanditState, x: Any, *, key: Array) -> tuple[Array, Array]:
@@ -107,7 +107,7 @@ def bandit_classifier(
         x = learner.context(state, x)
         if not checks.is_traced(action) and (np.ndim(action) or _kind(action) not in "iu" or not 0 <= action < actions):
             raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {checks.quoted(action)}")
-        _check_probability("propensity", propensity)
+        checks.check_number("propensity", propensity, above=0, most=1)
         action, loss = jnp.asarray(action), point_losses(loss, (), x.dtype)
 
         def slope(scores: Array) -> Array:
@@ -147,7 +147,7 @@ def bandit_regressor(
       ValueError: for a number out of range or an unknown feedback.
     """
     checks.check_choice("feedback", feedback, ("one-point", "two-point"))
-    _check_probability("delta", delta)
+    checks.check_number("delta", delta, above=0, most=1)
     one_point = feedback == "one-point"
     learner = _Learner(depth, (), rmsprop(0.001) if optimizer is None else optimizer, accumulate)
 
@@ -161,7 +161,7 @@ def bandit_regressor(
 
     def update(state: BanditState, x: Any, action: Any, propensity: Any, loss: Any) -> BanditState:
         x = learner.context(state, x)
-        _check_probability("propensity", propensity)
+        checks.check_number("propensity", propensity, above=0, most=1)
         shape = () if one_point else (2,)
         if action is None or np.shape(action) != shape:
             raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {checks.quoted(action)}")
@@ -270,11 +270,6 @@ def check_state(state: Any, init: Callable[..., BanditState]) -> None:
             raise ValueError(
                 f"state must be a state of this learner, with {name} of shapes {expected_shapes}, got {shapes}"
             )
-
-
-def _check_probability(name: str, value: Any) -> None:
-    if not checks.is_traced(value) and (np.ndim(value) or _kind(value) not in "biuf" or not 0 < value <= 1):
-        raise ValueError(f"{name} must be above 0 and at most 1, got {checks.quoted(value)}")
 
 
 def _check_played(action: Array, prediction: Array, width: Array) -> None:

@@ -137,8 +137,6 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
         if 0 in array.shape:
             raise ValueError(f"{name} must have no axis of length 0, got shape {array.shape}")
     validation.check_number("gamma", gamma, above=0)
-    if jnp.ndim(gamma):
-        raise ValueError(f"gamma must be one number, got shape {jnp.shape(gamma)}")
     validation.check_finite("x", x)
     dtype = jnp.result_type(*arrays.values())
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32

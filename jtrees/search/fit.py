@@ -109,7 +109,7 @@ def fit(
     processes.require_xla("jtrees.fit")
     checks.check_key(key)
     if max_seconds is not None:
-        checks.check_seconds(max_seconds)
+        checks.check_number("max_seconds", max_seconds, above=0)
         warmstart.import_packages()
     started = time.monotonic()
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)

@@ -170,8 +170,6 @@ def _number(name: str, value: Any, **bounds: int | float) -> Any:
     if (array := _numeric(value)) is None:
         raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
     checks.check_number(name, array, **bounds)
-    if array.ndim:
-        raise ValueError(f"{name} must be one number, got shape {array.shape}: sweep or tune over several")
     return array
 
 
@@ -192,7 +190,7 @@ def _checked_ranges(name: str, value: Any) -> Any:
     pairs = _numeric(value)
     if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
         raise ValueError(f"{name} must be pairs (low, high), at least one, got {checks.quoted(value)}")
-    checks.check_number(name, pairs, above=0)
+    checks.check_numbers(name, pairs, above=0)
     if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
         raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
     return pairs

@@ -107,7 +107,7 @@ def tune(
     processes.require_xla("jtrees.tune")
     checks.check_key(key)
     if max_seconds is not None:
-        checks.check_seconds(max_seconds)
+        checks.check_number("max_seconds", max_seconds, above=0)
         warmstart.import_packages()
     started = time.monotonic()
     if halving is not None:

@@ -84,9 +84,6 @@ def soft_method(
     if not callable(sharpness):
         checks.check_number(name, sharpness, above=0)
     checks.check_number("l1", l1, least=0)
-    for which, value in ((name, sharpness), ("l1", l1)):
-        if not callable(value) and np.ndim(value):
-            raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
         """Returns weights and biases from U(-1, 1), and the initial leaves of their kind."""
