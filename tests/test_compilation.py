@@ -102,7 +102,7 @@ def test_a_warm_up_takes_few_updates_and_leaves_fits_as_they_are():
         ({"classes": 2, "outputs": 2}, "classes must be None with outputs, got 2"),
         ({"task": "classification"}, "task must be a task, .*got 'classification'"),
         ({"validation_rows": -1}, "validation_rows must be at least 0, got -1"),
-        ({"held_out": 1.0}, "held_out must be a number of at least 0 and below 1, got 1.0"),
+        ({"held_out": 1.0}, "held_out must be a finite number of at least 0 and below 1, got 1.0"),
         ({"held_out": 0.5, "validation_rows": 9}, "held_out must be 0 with a validation set, got 0.5"),
         ({"recipe": "GET"}, "recipe must be a recipe"),
     ],

@@ -128,7 +128,7 @@ def fit_dataset(
     held_out: float = 0.0,
 ) -> FitResult:
     """Returns the fit to checked rows, with the comparison; ``started`` is when it began, by ``time.monotonic``."""
-    share, out = _checked_share(held_out), None
+    share, out = checks.check_scalar("held_out", held_out, least=0, below=1), None
     if share and validation is not None:
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     if share:
@@ -174,14 +174,6 @@ def _comparison(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> 
     rows: Any = {"held_out": held_out, "where": where, "left_out": fitted.left_out}
     rows["expected_loss"] = fitted.expected_loss
     return compared(model, data.table, data.scaling, monitor=monitor.of_end(), **rows)
-
-
-def _checked_share(held_out: Any) -> float:
-    """Returns the fraction of rows to hold out; raises ``ValueError`` if it is not in [0, 1)."""
-    number = isinstance(held_out, (int, float, np.number)) and not isinstance(held_out, bool)
-    if not number or not 0 <= held_out < 1:
-        raise ValueError(f"held_out must be a number of at least 0 and below 1, got {checks.quoted(held_out)}")
-    return float(held_out)
 
 
 def of_raw_table(result: FitResult, table: Table) -> FitResult:
