@@ -217,7 +217,7 @@ def _split(
     if not 0 < share < 1:
         got = checks.quoted(held_out)
         raise ValueError(f"held_out must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got {got}")
-    out = np.sort(held_out_rows(rng.permutation(n), share=share)[0])
+    out = np.sort(held_out_rows(rng.permutation(n), share))
     train = np.setdiff1d(np.arange(n), out)
     if len(train) < 2:
         raise ValueError(f"held_out must leave at least 2 rows to train on, got {share:g} of {n}")

@@ -1,4 +1,4 @@
-"""Rows to hold out: a share of the rows, folds, and the same share of every class."""
+"""Rows to hold out: a share of the rows, or the same share of every class."""
 
 from typing import Any
 
@@ -7,22 +7,16 @@ import numpy as np
 from jtrees.validation import quoted
 
 
-def held_out_rows(
-    order: np.ndarray, *, share: float | None = None, folds: int | None = None, strata: np.ndarray | None = None
-) -> list[np.ndarray]:
-    """Returns the rows that each fold holds out, or that a single division holds out, from numbers in random order.
+def held_out_rows(order: np.ndarray, share: float, strata: np.ndarray | None = None) -> np.ndarray:
+    """Returns a share of the rows, to be held out, from numbers of the rows in random order.
 
-    If there is a ``share`` of the rows, at least one row is held out, unless there are ``strata``: labels of the rows,
-    ``(n,)``. Each label then has this share of its rows held out, rounded down. So every label remains. ``folds`` are
-    about equal in size.
+    At least one row is held out, unless there are ``strata``: labels of the rows, ``(n,)``. Each label then has this
+    share of its rows held out, rounded down. So every label remains.
     """
-    if folds is not None:
-        return np.array_split(order, folds)
-    assert share is not None
     if strata is None:
-        return [order[: max(1, round(share * len(order)))]]
+        return order[: max(1, round(share * len(order)))]
     groups = [order[strata[order] == label] for label in np.unique(strata)]
-    return [np.concatenate([group[: int(share * len(group))] for group in groups])]
+    return np.concatenate([group[: int(share * len(group))] for group in groups])
 
 
 def divided(

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from jtrees import segments
-from jtrees.data.held_out import held_out_rows
 from jtrees.data.table import bucket
 from jtrees.search.problem import Problem, generator
 from jtrees.search.run import FOLDS
@@ -32,7 +31,7 @@ def fold_rows(problem: Problem, folds: int = 1, purpose: str = "folds") -> list[
     rows = np.flatnonzero(problem.weighed)
     order = problem.rng(purpose).permutation(rows)[: len(rows) // FOLDS * FOLDS]
     masks = np.zeros((folds, problem.shape[0]), bool)
-    for mask, held_out in zip(masks, held_out_rows(order, folds=FOLDS), strict=False):
+    for mask, held_out in zip(masks, np.array_split(order, FOLDS), strict=False):
         mask[held_out] = True
     return list(masks)
 

@@ -175,9 +175,8 @@ def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> 
         expected = "a fraction between 0 and 1, or a whole number of folds"
     if expected:
         raise ValueError(f"validation must be {expected}, got {checks.quoted(validation)}")
-    how: Any = {"folds": int(validation)} if folds else {"share": float(validation)}
-    splits = []
-    for held_out in held_out_rows(np.asarray(jax.random.permutation(key, n)), **how):
+    order, splits = np.asarray(jax.random.permutation(key, n)), []
+    for held_out in np.array_split(order, int(validation)) if folds else [held_out_rows(order, float(validation))]:
         training = dataset.without(held_out)
         if len(training) < 2 or not dataset.task.varies(training.y):
             few = f"the {len(training)} rows drawn to train on"

@@ -64,7 +64,7 @@ class Dataset:
         if no rows are held out, or if the targets of the training rows do not vary.
         """
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
-        [out] = held_out_rows(rng.permutation(len(self)), share=share, strata=self.task.strata(self.y))
+        out = held_out_rows(rng.permutation(len(self)), share, self.task.strata(self.y))
         training = self.without(out)
         if not len(out) or not self.task.varies(training.y):
             raise ValueError(
