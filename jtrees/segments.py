@@ -43,6 +43,12 @@ def wide(per_row: Any, like: Any) -> Any:
     return per_row.reshape(per_row.shape + (1,) * (like.ndim - per_row.ndim))
 
 
+def range_of(values: Num[jax.Array, "n *k"], inside: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the least and the largest values of the rows that are ``inside``."""
+    inside = wide(inside, values)
+    return jnp.where(inside, values, jnp.inf).min(0), jnp.where(inside, values, -jnp.inf).max(0)
+
+
 def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
     """Returns the sums of the rows of each leaf."""
     # A float32 sum of more than 65 536 rows is accurate to the last digits of an upper bound: the largest magnitude in

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import signs_of
 from jtrees.search import Run
+from jtrees.search.first_step import weighted_steps
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.training.loop import MOST
@@ -80,14 +81,12 @@ def round_batch(run: Run, state: State, draws: Draws) -> Batch:
     rows, combinations = draws.rows, draws.combinations
     every_row = sharding.keep_rows((run.batch.x, run.batch.y, state.outputs, run.weight))
     x, y, outputs, weight = jax.tree.map(lambda a: a[rows], every_row)
-    step, weight = _newton(run.task, outputs, y, jnp.where(rows < 0, 0, weight))
+    step, weight = weighted_steps(run.task, outputs, y, jnp.where(rows < 0, 0, weight))
     if run.monotone is not None:  # the base keeps all targets non-decreasing in the monotone features
         step = step * jnp.asarray(signs_of(run.task), step.dtype).reshape(run.task.shape)
     step = step if combinations is None else jnp.matmul(step, combinations, precision="highest")
-    inside = (weight > 0).reshape(-1, *[1] * len(run.task.shape))
-    low = jnp.where(inside, step, jnp.inf).min(0)
-    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
-    return Batch(x * draws.features, (step - low) / jnp.where(unit > 0, unit, 1), weight)
+    low, high = segments.range_of(step, weight > 0)
+    return Batch(x * draws.features, (step - low) / jnp.where(high - low > 0, high - low, 1), weight)
 
 
 @compilation.sums_in_order
@@ -119,7 +118,7 @@ def _leaf_of(tree: ObliqueTree, x: Array) -> Array:
 def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
     """Returns the leaves of a tree, times the learning rate: its contributions to the outputs."""
     recipe, batch, loss, count = run.recipe, run.batch, run.task.loss_function, len(splits.bias) + 1
-    step, weight = _newton(run.task, state.outputs, batch.y, run.weight)
+    step, weight = weighted_steps(run.task, state.outputs, batch.y, run.weight)
     if recipe.base.tree_leaves(base_task(run.task)) == "linear":
         empty = kinds.Linear.empty(count, batch.x.shape[1], run.task.shape, batch.x.dtype)
         leaves = empty.refit(leaf, batch.x * features, step, weight)
@@ -165,12 +164,6 @@ def _times(leaves: Any, factors: Array) -> Any:
         return multiplied
     slopes = leaves.coefficients
     return multiplied.replace(coefficients=segments.wide(factors[:, None], slopes) * slopes)
-
-
-def _newton(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-    """Returns the Newton steps of the outputs, and weights of mean 1 that are proportional to the curvatures."""
-    step, curvature = task.loss_function.newton(outputs, y)
-    return step, segments.mean_one(weight * curvature.reshape(len(step), -1).mean(1))
 
 
 # The state of a program of many rounds is a pair: the state of boosting, and an array for the rounds of a call.

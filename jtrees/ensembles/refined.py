@@ -299,8 +299,7 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
     bound = jnp.full(state.initial.shape, jnp.inf, state.initial.dtype)
     model = SoftTrees(params.replace(leaves=leaves), state.initial, _sharpness(run, step), -bound, bound)
     outputs = model.outputs(run.batch.x)
-    inside = segments.wide(run.weight > 0, outputs)
-    low, high = jnp.where(inside, outputs, jnp.inf).min(0), jnp.where(inside, outputs, -jnp.inf).max(0)
+    low, high = segments.range_of(outputs, run.weight > 0)
     margin = _MARGIN * (high - low)
     return model.replace(lower=low - margin, upper=high + margin)
 

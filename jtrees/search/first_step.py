@@ -17,7 +17,7 @@ from jaxtyping import Array
 from jtrees.search.minibatch import Result, refitted
 from jtrees.search.problem import Fitted, Problem
 from jtrees.search.run import Run
-from jtrees.segments import mean_one, ones_or, wide
+from jtrees.segments import mean_one, ones_or, range_of
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 
@@ -49,19 +49,23 @@ async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
     return Result(tree, score, fitted.step, fitted.report).fitted(fitted.history)  # type: ignore[arg-type]
 
 
+def weighted_steps(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+    """Returns the Newton steps of the outputs, and weights of mean 1 that are proportional to the curvatures."""
+    step, curvature = task.loss_function.newton(outputs, y)
+    return step, mean_one(weight * curvature.reshape(len(step), -1).mean(1))
+
+
 def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Returns the Newton steps and their weights, of the training rows and of the evaluation rows."""
     # The steps are scaled: the scaled steps of the training rows are in [0, 1].
-    loss, task = run.task.loss_function, run.task
-    first = loss.initial(run.batch.y, run.weight, math.prod(task.shape))
+    task = run.task
+    first = task.loss_function.initial(run.batch.y, run.weight, math.prod(task.shape))
 
     def targets(rows: Batch) -> tuple[Array, Array]:
-        step, curvature = loss.newton(jnp.broadcast_to(first, (len(rows.x), *task.shape)), rows.y)
-        return step, mean_one(ones_or(rows.weight, rows.x) * curvature.reshape(len(rows.x), -1).mean(1))
+        outputs = jnp.broadcast_to(first, (len(rows.x), *task.shape))
+        return weighted_steps(task, outputs, rows.y, ones_or(rows.weight, rows.x))
 
     (step, weight), (evaluation_step, evaluation_weight) = targets(run.batch), targets(run.evaluation)
-    inside = wide(run.weight > 0, step)
-    low = jnp.where(inside, step, jnp.inf).min(0)
-    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
-    scaled = lambda step: (step - low) / jnp.where(unit > 0, unit, 1)
+    low, high = range_of(step, run.weight > 0)
+    scaled = lambda step: (step - low) / jnp.where(high - low > 0, high - low, 1)
     return (scaled(step), weight), (scaled(evaluation_step), evaluation_weight)
