@@ -238,9 +238,10 @@ def test_texts(kind, options, text):
 
 
 def test_kinds_by_name():
-    assert leaves.kind_of("constant", Regression()) == (Values, {"loss": losses.SquaredError()})
-    assert leaves.kind_of("linear", Regression()).leaf_type is Linear
-    assert leaves.kind_of("constant", Classification(3)) == (Values, {"loss": losses.LogLoss()})
+    empty = lambda name, task: leaves.kind_of(name, task).empty(4, 2, task.shape)
+    assert empty("constant", Regression()).loss == losses.SquaredError()
+    assert isinstance(empty("linear", Regression()), Linear)
+    assert empty("constant", Classification(3)).loss == losses.LogLoss()
     for name, task, message in (
         ("linear", Regression(loss_function="poisson"), r'"constant" for Regression\(loss_function=Poisson\(\)\)'),
         ("linear", Classification(2), '"constant" in classification'),

@@ -15,6 +15,8 @@ the loss in the kernels.
 In every array the first axis is the leaf.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jtrees._public import list_public_names as _list_public_names
@@ -29,23 +31,15 @@ KINDS = ("constant", "linear")
 
 
 class Kind(NamedTuple):
-    """A class of trainable leaves, with the fields that do not depend on data.
+    """Functions that make trainable leaves of one class.
 
     Attributes:
-      leaf_type: the class.
-      fixed: static fields of the class, by name.
+      start: ``(key, num_leaves, x, y, outputs) -> leaves``: random initial leaves.
+      empty: ``(num_leaves, features, outputs, dtype) -> leaves``: leaves to be refitted.
     """
 
-    leaf_type: Any
-    fixed: dict[str, Any]
-
-    def start(self, *arguments: Any) -> Any:
-        """Returns random initial leaves. The arguments are ``(key, num_leaves, x, y, outputs)``."""
-        return self.leaf_type.start(*arguments, **self.fixed)
-
-    def empty(self, *arguments: Any) -> Any:
-        """Returns leaves to be refitted. The arguments are ``(num_leaves, features, outputs, dtype)``."""
-        return self.leaf_type.empty(*arguments, **self.fixed)
+    start: Callable[..., Any]
+    empty: Callable[..., Any]
 
 
 def kind_of(leaves: str, task: Task) -> Kind:
@@ -59,18 +53,18 @@ def kind_of(leaves: str, task: Task) -> Kind:
       ValueError: for an unknown name, or for linear leaves if the loss is not the squared error.
 
     Example:
-      >>> jtrees.leaves.kind_of("linear", jtrees.Regression()).leaf_type.__name__
+      >>> type(jtrees.leaves.kind_of("linear", jtrees.Regression()).empty(4, 2, ())).__name__
       'Linear'
-      >>> jtrees.leaves.kind_of("constant", jtrees.Regression(loss_function="poisson")).fixed
-      {'loss': Poisson()}
+      >>> jtrees.leaves.kind_of("constant", jtrees.Regression(loss_function="poisson")).empty(4, 2, ()).loss
+      Poisson()
     """
     check_choice("leaves", leaves, KINDS)
     if leaves == "constant":
-        return Kind(Values, {"loss": task.leaf_loss})
+        return Kind(partial(Values.start, loss=task.leaf_loss), partial(Values.empty, loss=task.leaf_loss))
     if not task.is_least_squares:
         where = "in classification" if isinstance(task, Classification) else f"for {task}"
         raise ValueError(f'leaves must be "constant" {where}, unless trees are added: Boosted(GET(leaves="linear"))')
-    return Kind(Linear, {})
+    return Kind(Linear.start, Linear.empty)
 
 
 _list_public_names(__name__)
