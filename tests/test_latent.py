@@ -172,9 +172,9 @@ def test_the_tree_where_the_predictor_sees_z_alone(table):
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="split must be one of 'linear', 'elu', 'mlp', or a function"):
+    with pytest.raises(ValueError, match="split must be a function, got 'cubic'; it may be 'linear'"):
         jtrees.methods.latent(Architecture(2, "cubic"), 0.1)
-    with pytest.raises(ValueError, match="hidden must be at most"):
+    with pytest.raises(ValueError, match="hidden must be from 1 to 32768, got"):
         jtrees.methods.latent(Architecture(2, hidden=2**40), 0.1)
     with pytest.raises(ValueError, match="penalty must be a finite number"):
         jtrees.methods.latent(2, optax.constant_schedule(1.0))

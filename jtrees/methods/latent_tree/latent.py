@@ -15,16 +15,9 @@ from jaxtyping import Array
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
-from jtrees.methods.latent_tree.architecture import (
-    MAX_DEPTH,
-    WIDEST,
-    Architecture,
-    Split,
-    checked_architecture,
-    is_tree,
-)
+from jtrees.methods.latent_tree.architecture import MAX_DEPTH, WIDEST, Architecture, Split, is_tree
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
-from jtrees.search import Fitted, NetworkRecipe, Preconditioning, Problem, Run, option
+from jtrees.search import Fitted, NetworkRecipe, Preconditioning, Problem, Run, checked_values, option
 from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
@@ -58,7 +51,7 @@ def latent(architecture: Architecture | int, penalty: float | Array, *, task: Ta
 
     if not isinstance(architecture, Architecture):
         architecture = Architecture(architecture)
-    architecture = checked_architecture(architecture)
+    architecture = Architecture(**checked_values(LatentTree, **architecture._asdict()))
     checks.check_number("penalty", penalty, above=0)
 
     def init(batch: Batch, *, key: Array) -> Any:
@@ -126,7 +119,7 @@ class LatentRecipe(NetworkRecipe):
 
     @property
     def _architecture(self) -> Architecture:
-        return checked_architecture(Architecture(self.depth, inputs=self.inputs))
+        return Architecture(self.depth, inputs=self.inputs)
 
     def method(self, run: Run) -> training.Method:
         return latent(self._architecture, self.penalty, task=run.task)
@@ -223,8 +216,7 @@ class LatentTree(LatentRecipe):
 
     @property
     def _architecture(self) -> Architecture:
-        parts = self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout
-        return checked_architecture(Architecture(*parts))
+        return Architecture(self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout)
 
     def is_bounded(self, task: Task) -> bool:
         return task.in_units and task.link_name in ("identity", "sorted")

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import routing, topology
-from jtrees.methods.latent_tree.architecture import Architecture, Split, check_split
+from jtrees import routing, topology, validation as checks
+from jtrees.methods.latent_tree.architecture import Architecture, Split
 from jtrees.tasks import Task
 
 _NEAR = 0.1  # factor of the weights of the predictor's last layer, so that it starts near the best constants
@@ -33,7 +33,7 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
     if callable(kind):
         return kind(features, nodes, rngs)
     linear = _linear(dtype, rngs)
-    check_split(kind)
+    checks.check_choice("split", kind, ("linear", "elu", "mlp"), "a function (features, nodes, rngs) -> module")
     if kind == "mlp":
         return nnx.Sequential(linear(features, hidden), nnx.elu, linear(hidden, nodes))
     split = linear(features, nodes, use_bias=False)
