@@ -6,6 +6,7 @@ import runpy
 import sqlite3
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import pytest
 
 import jtrees
 from jtrees import Forest, ObliqueTree, export
+from jtrees.export.c_columns import new_name
 from jtrees.export.template import c_comment, c_literal, sql_literal, sql_name
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
@@ -193,6 +195,17 @@ def test_a_header_of_a_raw_table_names_its_columns_and_levels(tmp_path):
     level = models.compiled(tmp_path / "model.h", body).level
     texts = ["@MISSING@", "gas */", "oil\n2", "öl", "coal", "", "NA", None]
     assert [level(None if text is None else text.encode()) for text in texts] == [0, 1, 2, 3, 4, 5, 5, 5]
+
+
+def test_equal_names_in_c_have_numbers_in_a_time_that_grows_with_their_count():
+    """As names of levels without letters of ASCII are. A number may be taken by another name."""
+    used = {}
+    assert [new_name(text, used) for text in ("å", "a_2", "a", "a", "a_2", "ä", "a")] == [
+        *("x_", "a_2", "a", "a_3", "a_2_2", "x__2", "a_4")
+    ]
+    start = time.process_time()
+    assert new_name("C_汽", used) == "C__" and [new_name("C_油", used) for _ in range(30_000)][-1] == "C___30001"
+    assert time.process_time() - start < 2
 
 
 @needs_compiler

@@ -1,7 +1,6 @@
 """C source, and the columns of a raw table: a struct, enums for levels, and a function from a row to its features."""
 
 from functools import partial
-import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -74,9 +73,9 @@ class Columns:
         """Writes the declarations. If ``named``, a row is a struct, otherwise an array with columns by position."""
         self.source, self.fields, self.named = source, fields, named
         self.row = source.fill("$_row" if named else "double")
-        members: set[str] = set(_RESERVED.split())
-        constants: set[str] = set()
-        self.members = [_new_name(field.name, members) for field in fields]
+        members: dict[str, int] = dict.fromkeys(_RESERVED.split(), 2)
+        constants: dict[str, int] = {}
+        self.members = [new_name(field.name, members) for field in fields]
         parts, body, place = [], [], 0
         if any(field.kind != "text" for field in fields):
             parts.append(NO_FAST_MATH)
@@ -85,7 +84,7 @@ class Columns:
         for field, member in zip(fields, self.members, strict=True):
             if field.kind == "text":
                 levels = (*field.column.levels, "other", "missing")
-                names = [_new_name(f"{member}_{level}".upper(), constants) for level in levels]
+                names = [new_name(f"{member}_{level}".upper(), constants) for level in levels]
                 parts.append(_level_functions(source, member, field, names))
             value = f"x->{member}" if named else f"x[{field.place}]"
             for operation in field.operations:
@@ -164,14 +163,19 @@ def _level_functions(source: Source, member: str, field: Field, names: list[str]
     return source.fill(_LEVELS, CONSTANTS=constants, TEXTS=listed, **sizes, **ends, **column)
 
 
-def _new_name(text: str, used: set[str]) -> str:
-    """Returns a name in C that is not among the names ``used``, and adds it to them."""
+def new_name(text: str, used: dict[str, int]) -> str:
+    """Returns a name in C that is not among the names ``used``, and adds it to them.
+
+    Each name has the next number to try after it, because thousands of levels may have one name without numbers.
+    """
     base = re.sub("[^0-9A-Za-z_]", "_", text[:_LONGEST])
     # Names that begin with two underscores, or with an underscore and a capital, are reserved for the compiler.
     base = f"x{base}" if re.match("$|_$|_[A-Z_]", base) else f"_{base}" if base[0].isdigit() else base
-    candidates = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(2)))
-    name = next(candidate for candidate in candidates if candidate not in used)
-    used.add(name)
+    name = base
+    while name in used:
+        name = f"{base}_{used[base]}"
+        used[base] += 1
+    used[name] = 2
     return name
 
 
