@@ -105,6 +105,15 @@ def test_a_level_may_look_like_a_missing_value(tmp_path):
     np.testing.assert_array_equal(sqlite_result(model, rows, tmp_path).filter(like="prediction"), expected)
 
 
+def test_a_statement_computes_the_text_of_a_cell_once_for_all_levels(tmp_path):
+    levels = [f"level {i}" for i in range(300)]
+    model = identity_model(pd.DataFrame({"c": levels * 5}), np.arange(1500) % 7.0)
+    rows = pd.DataFrame({"c": [*levels, "new", " NA ", "level 7 ", None]})
+    result = sqlite_result(model, rows, tmp_path).filter(like="prediction")
+    np.testing.assert_allclose(result, expected_of(model, rows)[1], rtol=1e-12)
+    assert (tmp_path / "model.sql").read_text().count("TRIM(") == 2  # of missing values, and of levels
+
+
 def test_numbers_are_rounded_to_single_precision(tmp_path):
     """As NumPy does, also between two neighbours and beside powers of two."""
     rng = np.random.default_rng(0)

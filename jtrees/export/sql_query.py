@@ -205,9 +205,10 @@ def _value(field: Field, column: str) -> str:
         number = f"CAST({column} AS DOUBLE PRECISION)"
         is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"
         return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan} ELSE {number} END"
-    levels = "".join(f"WHEN {text} = {sql_literal(level)} THEN {i} " for i, level in enumerate(field.column.levels))
     count = len(field.column.levels)
-    return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} {levels}ELSE {count} END"
+    cases = " ".join(f"WHEN {sql_literal(level)} THEN {i}" for i, level in enumerate(field.column.levels))
+    number = f"CASE {text} {cases} ELSE {count} END"  # a database computes the text once, and not for each level
+    return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} ELSE {number} END"
 
 
 def _features(program: Program, fields: list[Field]) -> list[str]:
