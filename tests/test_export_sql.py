@@ -226,6 +226,20 @@ def test_what_sql_refuses(message, options, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_times_of_day_in_text_are_refused_and_durations_are_days(tmp_path):
+    """A database would read 14:35 as 14 days."""
+    times = [f"{i % 24}:{i}" for i in range(10, 50)]
+    durations = pd.Series(pd.to_timedelta(np.arange(40) % 20, "h"))
+    for cells in (times, [*times[1:], "soon"], [*durations[1:], "14:35"]):
+        with pytest.raises(ValueError, match=r"columns must hold plain numbers in SQL, got 'a' with '\d\d:\d\d'"):
+            export.to_sql(identity_model(pd.DataFrame({"a": cells})), tmp_path / "model.sql")
+    for cells in (durations, [*durations[1:], "soon"]):
+        model = identity_model(pd.DataFrame({"a": cells}))
+        days = pd.DataFrame({"a": durations / pd.Timedelta(1, "D")})
+        expected = expected_of(model, pd.DataFrame({"a": durations}))[1]
+        np.testing.assert_array_equal(sqlite_result(model, days, tmp_path).filter(like="prediction"), expected)
+
+
 @pytest.mark.parametrize("cell", ["${:,.2f}", "{:.1f} %", "{:.1f} km"])
 def test_numbers_that_a_database_cannot_read_are_refused(cell, tmp_path):
     numbers = np.linspace(500, 9000, 60)

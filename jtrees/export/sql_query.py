@@ -57,10 +57,10 @@ def to_sql(
         ``prediction_NAME``.
 
     Raises:
-      ValueError: for any other model, or for a wrong number of names. For a column of dates, or of numbers that are
-        text with a currency, a unit or separators. For two columns of the table, or of the result, whose names a
-        database does not distinguish. Such names differ only in the case of letters, or after 63 bytes. For the
-        character 0 or a carriage return in a name or a level.
+      ValueError: for any other model, or for a wrong number of names. For a column of dates, of times of day in text,
+        or of numbers that are text with a currency, a unit or separators. For two columns of the table, or of the
+        result, whose names a database does not distinguish. Such names differ only in the case of letters, or after 63
+        bytes. For the character 0 or a carriage return in a name or a level.
       OSError: if the file cannot be written.
 
     Example:
@@ -89,8 +89,11 @@ def to_sql(
 
 
 def _is_plain(reading: Any) -> bool:
-    """Returns whether a database reads the numbers: without a currency, a unit, or separators of another language."""
-    return reading is None or (not (reading.before or reading.after or reading.thousands) and reading.decimal == ".")
+    """Returns whether a database reads the numbers: no currency, no unit, no foreign separators, no times of day."""
+    if reading is None:
+        return True
+    is_number = reading.kind != "durations" and reading.decimal == "."
+    return is_number and not (reading.before or reading.after or reading.thousands)
 
 
 def _output_names(program: Program, keys: list[str], class_names: Sequence[str] | None) -> list[str]:

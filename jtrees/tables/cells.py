@@ -62,7 +62,7 @@ class Reading:
     Attributes:
       kind: ``"number"``, ``"boolean"`` (true and false, in any case), ``"date"``, ``"durations"`` or ``"text"``, which
         is not converted.
-      example: a cell of the training rows.
+      example: a cell of the training rows; of durations, a time of day in text, or ``""`` if no cell is text.
       before: the currency or another unit before each number, such as ``"$"``. A cell may omit it.
       after: the unit after each number, such as ``"%"``. A cell may omit it.
       thousands: the thousands separator, or ``""``.

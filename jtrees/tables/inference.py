@@ -119,7 +119,9 @@ def _described(
     if kind is not None and raw.missing.all() and raw.odd:
         got = f"got {checks.quoted_list(raw.odd)}"
         raise ValueError(f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}")
-    is_plain = not was_text or dataclasses.replace(reading, example="") == PLAIN[reading.kind]
+    # Times of day in text are not plain, because a database does not read them.
+    example = reading.example if reading.kind == "durations" else ""
+    is_plain = not was_text or dataclasses.replace(reading, example=example) == PLAIN[reading.kind]
     if raw.odd:
         note = "; ".join([note_of_odd(raw.odd), *([note] if note else [])])
         otherwise = otherwise or ("text" if was_text and kind is None else "")
@@ -194,9 +196,11 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
     durations = {text for cell, text in zip(cells, texts, strict=True) if text is not None and is_duration(cell)}
     counts = Counter(text for text in texts if text is not None)
     durations |= {text for text in counts if value_of(text, "durations") is not None}
+    times = (cell for cell, text in zip(cells, texts, strict=True) if isinstance(cell, str) and text in durations)
+    of_durations = Interpretation(dataclasses.replace(PLAIN["durations"], example=next(times, "")))
     result = Interpretation(None) if durations else find_reading(texts, **how)
     if len(durations) == len(counts) > 0:
-        result = Interpretation(dataclasses.replace(PLAIN["durations"], example=next(iter(counts))))
+        result = of_durations
     expected = None if kind is None else _kind_of_values(kind)
     read_kind = lambda reading: "number" if reading.kind == "durations" else reading.kind
     if result.reading is not None and expected in (None, read_kind(result.reading)):
@@ -207,7 +211,7 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
         share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
         if expected is None and (share < _MOSTLY or len(group) == len(counts)):
             continue
-        meaning = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
+        meaning = find_reading(group, **how) if group is not durations else of_durations
         kind_read = read_kind(meaning.reading) if meaning.reading is not None else ""
         is_open = expected == "date" and meaning.otherwise in DATES
         if is_open or (expected is not None and kind_read == expected):
