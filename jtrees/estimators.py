@@ -36,7 +36,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
         columns: Any = None,
-        missing: Sequence[str] = (),
+        missing: Sequence[str | float] = (),
         max_seconds: float | None = None,
         progress: bool = False,
         loss: Any = "squared_error",
@@ -105,7 +105,7 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
         columns: Any = None,
-        missing: Sequence[str] = (),
+        missing: Sequence[str | float] = (),
         max_seconds: float | None = None,
         progress: bool = False,
         class_weight: Any = None,
@@ -225,7 +225,7 @@ class TreeRegressor(_Regressor):
         :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
         leaves.
       columns: what columns of a raw table hold, ``{"year": "number", "id": "drop"}``, as for :func:`jtrees.fit`.
-      missing: texts that mean a missing value in every column of text of a DataFrame, as for :func:`jtrees.fit`.
+      missing: texts and numbers that mean a missing value, such as ``("-", -999)``, as for :func:`jtrees.fit`.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes seconds.
       loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,

@@ -408,6 +408,92 @@ def test_missing_texts_are_missing_values_in_every_column(library):
     assert actual["[income missing]"].tolist() == [1, 0] and actual["[kind missing]"].tolist() == [1, 1]
 
 
+CODES = np.tile([1.0, 2.0, np.nan, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 0.0, 11.0, 12.0], 5)
+
+
+def coded(code, convert=float, dtype=None):
+    """The numbers, in which a code stands for missing values, of any type."""
+    return pd.Series([code if np.isnan(value) else convert(value) for value in CODES], dtype=dtype)
+
+
+@pytest.mark.parametrize("missing", [("-999",), (-999,), ["-", np.float32(-999)], ("-999.0", "n.a.")])
+def test_numbers_that_mean_a_missing_value(missing):
+    """A column has the same features, whatever the type of its cells, and its model reads cells of all types."""
+    gaps = pd.DataFrame({"c": CODES})
+    expected = TableEncoder.fit(gaps)[1]
+    new = pd.DataFrame({"c": [-999, 3]})
+    tables = [
+        gaps,
+        *(pd.DataFrame({"c": coded(code)}) for code in (-999, -999.0, Decimal("-999"))),
+        pd.DataFrame({"c": coded(-999, dtype=np.float32)}),
+        pd.DataFrame({"c": coded(-999, str)}),
+        pd.DataFrame({"c": coded("-999.0", str)}),
+        pd.DataFrame({"c": coded(-999, dtype=object)}),
+        pd.DataFrame({"c": coded("-999", dtype=object)}),
+        pl.DataFrame({"c": coded(-999.0).tolist()}),
+        pa.table({"c": coded(-999.0).tolist()}),
+    ]
+    for training in tables:
+        encoder, features_of_rows = TableEncoder.fit(training, missing=missing)
+        assert encoder.schema.columns["c"].missing == 5 and not encoder.schema.columns["c"].odd
+        np.testing.assert_array_equal(features_of_rows, expected)
+        for table in tables:
+            np.testing.assert_array_equal(encoder.transform(table), expected)
+        assert encoder.transform(new).tolist() == [[6, 1], [3, 0]]
+    array = gaps.fillna(-999).to_numpy()
+    encoder, features_of_rows = TableEncoder.fit(array, missing=missing)
+    np.testing.assert_array_equal(features_of_rows, expected)
+    np.testing.assert_array_equal(encoder.transform(array), expected)
+
+
+def test_numbers_that_mean_a_missing_value_may_be_far_or_have_decimals():
+    """Also beyond single precision. A column in single precision holds another number than its text names."""
+    for code in (-99.9, 1e20, -1.7976931348623157e308):
+        for cells in (coded(code), coded(str(code)), coded(code, str)):
+            column = TableEncoder.fit(pd.DataFrame({"c": cells}), missing=(code,))[0].schema.columns["c"]
+            assert (column.kind, column.missing, column.odd) == ("number", 5, 0)
+    single = pd.DataFrame({"c": coded(-99.9, dtype=np.float32)})
+    np.testing.assert_array_equal(TableEncoder.fit(single, missing=("-99.9",))[1][:, 1], np.isnan(CODES))
+
+
+def test_a_number_means_a_missing_value_only_among_numbers_and_levels():
+    table = {
+        "flag": [True, False] * 20,
+        "bit": [0, 1] * 20,
+        "date": pd.date_range("1970-01-01", periods=40),
+        "time": pd.to_timedelta(np.arange(40) % 7, "D"),
+        "zero": np.arange(40) % 4,
+        "level": np.array([0, "0", "a", 2] * 10, object),
+    }
+    frame = pd.DataFrame(table)
+    options = {"missing": (0, "01"), "columns": {"bit": "boolean"}}
+    encoder, training = TableEncoder.fit(frame, **options)
+    counts = {name: column.missing for name, column in encoder.schema.columns.items()}
+    assert counts == {"flag": 0, "bit": 0, "date": 0, "time": 0, "zero": 10, "level": 20}
+    assert encoder.schema.columns["level"].levels == ("2", "a")
+    np.testing.assert_array_equal(encoder.transform(frame), training)
+    codes = pd.DataFrame({"a": np.arange(40) % 4, "b": ["01", "1"] * 20})
+    counts = {
+        name: column.missing for name, column in TableEncoder.fit(codes, missing=("01",))[0].schema.columns.items()
+    }
+    assert counts == {"a": 0, "b": 20}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("as_array", [False, True])
+def test_a_fit_learns_and_predicts_with_numbers_that_mean_a_missing_value(as_array):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 50, (N, 2))
+    y = x[:, 0] + 30.0 * (x[:, 1] > 25)
+    x[rng.random(x.shape) < 0.1] = -999
+    ints = x if as_array else pd.DataFrame(x, columns=["a", "b"])
+    gaps = pd.DataFrame(x, columns=["a", "b"]).where(x != -999)
+    fit = jtrees.fit(recipes.GET, ints, y, key=KEY, missing=("-999",))
+    expected = jtrees.fit(recipes.GET, gaps, y, key=KEY).predict(gaps)
+    for rows in [ints, gaps.to_numpy()] + ([] if as_array else [gaps, ints.astype(str), ints.astype(float)]):
+        np.testing.assert_array_equal(fit.predict(rows), expected)
+
+
 def test_texts_of_numbers_among_numbers_are_numbers():
     values = np.array([5, "7", None, "?", 2.5, "1e3"] * 5, object)
     encoder = encoder_of(values)

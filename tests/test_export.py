@@ -21,7 +21,7 @@ from jtrees.export.template import c_comment, c_literal, sql_literal, sql_name
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
 from tests import exported_models as models, nasty, recipes, sweeps, tables
-from tests.needs import COMPILER, needs_compiler
+from tests.needs import COMPILER, needs_compiler, needs_node
 
 
 @pytest.mark.parametrize("form", models.forms())
@@ -167,6 +167,35 @@ def test_levels_and_texts_that_mean_a_missing_value_are_those_of_predict(form, t
     frame = pd.DataFrame({"c": ["a", blank, "?", None] * 8 + ["None", "nan"], "y": np.arange(34.0)})
     rows = pd.DataFrame({"c": ["a", blank, "?", None, "None", "nan", "NA", "N/A", "new"], "y": 1.0})
     models.check(form, models.identity_model(frame, np.arange(34.0)), rows, tmp_path)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("form", models.forms("StableHLO"))
+def test_numbers_that_mean_a_missing_value_are_those_of_predict(form, named, tmp_path):
+    """Also where numbers have single precision, and in a column of an array."""
+    frame = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40) % 20})
+    frame.loc[::4, "a"], frame.loc[::5, "b"] = -99.9, -999
+    cells = {"a": [-99.9, np.float32(-99.9), -999, 7, np.nan, 0], "b": [-999, 3, -999.0, 7, np.nan, -998]}
+    rows = pd.DataFrame(cells, np.arange(6)).loc[np.arange(60) % 6].reset_index(drop=True)
+    table, rows = (frame, rows) if named else (frame.to_numpy(), rows.to_numpy())
+    model = models.identity_model(table, missing=("-999", -99.9, 7))
+    assert model.encoder.gaps(rows)["a" if named else "x0"].tolist() == 10 * [True, True, True, True, True, False]
+    models.check(form, model, rows, tmp_path)
+
+
+@pytest.mark.parametrize("form", ["NumPy", pytest.param("JavaScript", marks=needs_node)])
+def test_files_that_read_cells_know_numbers_that_mean_a_missing_value(form, tmp_path):
+    """In text, among levels, and in no other column."""
+    numbers = [*np.arange(38) % 19, 1, 7]
+    frame = pd.DataFrame(
+        {"number": map(str, numbers), "unit": [f"${i}.50" for i in numbers], "flag": [True, False] * 20}
+    )
+    frame["level"] = ["a", "7", "7.5", "b"] * 10
+    model = models.identity_model(frame, missing=("7", "0", "7.5"))
+    cells = [7, "7", "7.0", 7.5, "7.50", "$7.5", 0, "0", 8, "a"]
+    rows = pd.DataFrame({name: pd.Series(cells, dtype=object) for name in frame})
+    rows["flag"] = pd.Series([0, False, 1, True, "true", "0", "false", 0, 1, None], dtype=object)
+    models.check(form, model, rows, tmp_path)
 
 
 @needs_compiler

@@ -200,6 +200,23 @@ def test_nan_is_a_missing_value_in_postgresql(medians, missing, server, tmp_path
     np.testing.assert_array_equal(result["leaf"], expected)
 
 
+@pytest.mark.slow
+def test_numbers_that_mean_a_missing_value_do_so_in_columns_of_every_type_of_postgresql(server, tmp_path):
+    frame = pd.DataFrame({name: [1.0, 2.0, np.nan, 4.0] * 10 for name in "abcd"})
+    model = identity_model(frame, missing=(-999, "-99.9"))
+    export.to_sql(model, tmp_path / "model.sql", keys="id", table="codes")
+    statement = (tmp_path / "model.sql").read_text().rstrip(";\n")
+    script = f"""DROP TABLE IF EXISTS codes;
+    CREATE TABLE codes (id integer, a integer, b double precision, c numeric(6, 2), d real);
+    INSERT INTO codes VALUES (0, -999, -999, -999, -999), (1, -999, -99.9, -99.9, -99.9), (2, 3, 3, 3, 3);
+    CREATE TEMPORARY VIEW result AS {statement};
+    \\copy (SELECT * FROM result) TO '{tmp_path}/result.csv' CSV HEADER\n"""
+    run_in_postgresql(script, server)
+    result = pd.read_csv(tmp_path / "result.csv").sort_values("id").filter(like="prediction")
+    expected = expected_of(model, pd.DataFrame({name: [np.nan, np.nan, 3.0] for name in "abcd"}))[1]
+    np.testing.assert_array_equal(result, expected)
+
+
 RETURN = identity_model(pd.DataFrame({"text": ["x\r\ny", "y", None] * 10}))
 DATES = pd.DataFrame({"sold": pd.date_range("2024-01-01", periods=30), "a": np.arange(30.0)})
 

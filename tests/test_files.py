@@ -142,6 +142,31 @@ def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_
     assert "x has cells that the model cannot read, and takes as missing: 'a' ('0.5')" in message
 
 
+def test_numbers_that_mean_a_missing_value_do_so_in_files_and_frames(tmp_path, capsys):
+    """Also in a target, where a row without one is left out, and in rows of a prediction alone."""
+    ints = pd.DataFrame({"a": np.arange(60) % 9, "b": [*"xyz"] * 20, "y": np.arange(60)})
+    ints.loc[::5, "a"], ints.loc[3, "y"] = -999, -999
+    ints.to_parquet(tmp_path / "ints.parquet")
+    expected = None
+    for cells in (ints, ints.astype({"a": float, "y": float}), None):
+        file = tmp_path / "ints.parquet" if cells is None else written(tmp_path, cells)
+        options = ["--target", "y", "--out", tmp_path / "m.jtrees", "--missing", "-999", "--task", "regression"]
+        assert run("fit", file, *options, "--recipe", "GET", "--set", "depth=2", "starts=1", "epochs=4") == 0
+        assert "1 row without 'y' left out" in capsys.readouterr().out
+        model, rows = jtrees.load(tmp_path / "m.jtrees"), ints.drop(columns="y")
+        gaps = rows.assign(a=rows["a"].where(rows["a"] != -999))
+        expected = model.predict(gaps) if expected is None else expected
+        for table in (rows, rows.astype(str), rows.astype({"a": float}), gaps):
+            np.testing.assert_array_equal(model.predict(table), expected)
+        others = rows.assign(a=rows["a"].replace(-999, -5))
+        others.to_parquet(tmp_path / "others.parquet")
+        others.to_csv(tmp_path / "others.csv", index=False)
+        for name in ("others.csv", "others.parquet"):
+            out = tmp_path / "out.csv"
+            assert run("predict", tmp_path / "m.jtrees", tmp_path / name, "--missing", "-5", "--out", out) == 0
+            np.testing.assert_allclose(pd.read_csv(out).iloc[:, -1], expected, rtol=1e-6)
+
+
 def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, capsys):
     model = TreeRegressor(recipes.DGT, random_state=0).fit(tables.X, tables.Y)
     jtrees.save(model, tmp_path / "m.jtrees")

@@ -115,8 +115,11 @@ def test_wrong_requests_are_refused_by_every_fit(columns, message):
 def test_missing_texts_are_refused_with_a_schema_by_every_fit(name):
     with pytest.raises(ValueError, match=r"missing must be empty with a schema, .*, got \('-',"):
         FITS[name](FRAME, Y, columns=schema(FRAME), missing=("-",))
-    with pytest.raises(ValueError, match=r"missing must be texts, such as .*, got '-'"):
+    with pytest.raises(ValueError, match=r"missing must be texts or numbers, such as .*, got '-'"):
         FITS[name](FRAME, Y, missing="-")
+    for wrong in (True, np.nan, np.inf, None, np.timedelta64(1, "D")):
+        with pytest.raises(ValueError, match="missing must be texts or numbers, such as"):
+            FITS[name](FRAME, Y, missing=("-", wrong))
 
 
 def test_tuned_models_and_estimators_read_columns_as_requested():

@@ -30,7 +30,7 @@ from jtrees.report.comparison import phrases
 from jtrees.report.held_out import HeldOut, encoded, kind_of_model
 from jtrees.report.page import MAX_TERMS, write_report
 from jtrees.tables import ColumnsWarning, FrameModel, Schema
-from jtrees.tables.cells import Reading, means_missing
+from jtrees.tables.cells import Reading, missing_mask
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import checked_missing
 from jtrees.tables.schemas import warn_of_odd_cells
@@ -307,12 +307,12 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     for line in changes:
         print(f"jtrees: {line}", file=sys.stderr)
     if further := checked_missing(options.missing or ()):
-        gaps = {name: [means_missing(cell, further) for cell in table[name]] for name in table}
+        gaps = {name: missing_mask(table[name], further) for name in table}
         table = table.mask(pd.DataFrame(gaps, index=table.index, dtype=bool), None)
     if not is_parquet(options.table):
         missing = rules.missing if schema is None else schema.missing
         numbers = {
-            name: RawColumn("text", table[name].to_numpy(object)).masked(missing).in_kind(reading)
+            name: RawColumn("text", table[name].to_numpy(object)).masked(missing).in_kind(reading).masked(missing)
             for name, reading in _readings(schema, list(table), options.decimal).items()
         }
         warn_of_odd_cells({name: raw.odd for name, raw in numbers.items()})

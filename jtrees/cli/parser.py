@@ -92,7 +92,7 @@ def add_rules(parser: Any, *, training: bool) -> None:
     add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
     add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
     default = "NA, nan, null, ? and others" if training else "those of the training"
-    missing_help = f"further texts that mean a missing value, besides {default}"
+    missing_help = f"further texts or numbers that mean a missing value, besides {default}"
     alone = "; without TEXT, those others are levels in columns of text" * training
     add("--missing", nargs="*" if training else "+", action="extend", metavar="TEXT", help=missing_help + alone)
     if training:

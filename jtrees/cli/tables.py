@@ -12,7 +12,7 @@ import pandas as pd
 from jtrees import validation as checks
 from jtrees.cli.files import DataError, Rules, is_parquet, read_rows
 from jtrees.tables import Frame, Schema
-from jtrees.tables.cells import PLAIN, mask_missing, means_missing
+from jtrees.tables.cells import PLAIN, mask_missing, missing_mask
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import inferred, note_of_odd, read_as
 from jtrees.tables.parse import LARGEST, level_of
@@ -78,7 +78,7 @@ def read_labelled(file: Path, target: str | None, rules: Rules | None = None) ->
     if parquet and target not in rules.columns:
         if isinstance(y.dtype, pd.CategoricalDtype):
             y = y.astype(object).infer_objects()
-        y = y.mask(np.array([means_missing(cell, missing) for cell in y], bool))
+        y = y.mask(np.array(missing_mask(y, missing), bool))
     else:
         y, how = _read_target(pd.Series(map(level_of, y), name=target, dtype=object) if parquet else y, rules)
         changes += [f"target {checks.quoted(target)}: {how}"] if how else []
@@ -97,10 +97,11 @@ def _read_target(cells: pd.Series, rules: Rules) -> tuple[pd.Series, str]:
         return pd.Series(mask_missing(cells, rules.missing_labels), name=name, dtype=object), ""
     if reading.kind == "date":
         return pd.Series(texts, name=name, dtype=object), ""
-    raw = RawColumn("text", np.array(texts, object)).in_kind(reading)
+    raw = RawColumn("text", np.array(texts, object)).in_kind(reading).masked(rules.missing)
     values = raw.values
     if reading.kind == "boolean":
         return pd.Series(pd.arrays.BooleanArray(values == 1, np.isnan(values)), name=name), ""
+    texts = [None if gap else cell for cell, gap in zip(texts, raw.missing, strict=True)]
     digits = [None if cell is None else cell.lstrip("+-") for cell in texts]
     is_whole = not raw.odd and all(cell is None or (len(cell) < 18 and cell.isdecimal()) for cell in digits)
     numbers = pd.Series(values, name=name)

@@ -91,7 +91,7 @@ class Columns:
                 table = f"{member}_{operation.part}_features"
                 if operation.name == "lookup":
                     parts.append(source.table("double", table, operation.table))
-                body.append(_operation(source, operation, value, place, table))
+                body.append(_operation(source, operation, field, value, place, table))
                 place += operation.width
         if named:
             parts.append(self._struct())
@@ -127,7 +127,7 @@ class Columns:
         return "\n".join([*tables, ""]), self.source.fill("\n".join(lines))
 
 
-def _operation(source: Source, operation: Operation, value: str, place: int, table: str) -> str:
+def _operation(source: Source, operation: Operation, field: Field, value: str, place: int, table: str) -> str:
     """Returns the statement that writes the features of an operation, from a place on."""
     last = len(operation.table) - 1
     if operation.part == "level":
@@ -137,6 +137,8 @@ def _operation(source: Source, operation: Operation, value: str, place: int, tab
     start, center = (_number(value, "double") for value in (operation.start, operation.center))
     parts = {"START": start, "CENTER": center, "X": value, "PLACE": place, "TABLE": table, "CODE": code}
     parts["WIDTH"] = operation.width
+    gaps = [f"{value} == {_number(number, 'double')}" for number in field.missing_numbers]
+    parts["IS_MISSING"] = " || ".join([f"{value} != {value}", *gaps])
     return source.fill(_OPERATIONS[operation.name], **parts)
 
 
@@ -188,8 +190,8 @@ NO_FAST_MATH = """\
 
 # The code of each operation of a column's program.
 _OPERATIONS = {
-    "difference": "  out[@PLACE@] = @X@ != @X@ ? @CENTER@ : @X@ - @START@;",
-    "missing": "  out[@PLACE@] = @X@ != @X@;",
+    "difference": "  out[@PLACE@] = @IS_MISSING@ ? @CENTER@ : @X@ - @START@;",
+    "missing": "  out[@PLACE@] = @IS_MISSING@;",
     "lookup": "  for (int k = 0; k < @WIDTH@; k++) out[@PLACE@ + k] = $_@TABLE@[@CODE@][k];",
 }
 

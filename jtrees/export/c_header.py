@@ -29,10 +29,11 @@ def to_c(
     The option ``-DJTREES_MAIN`` makes the header a program. Its exit status is the result of the self-test.
 
     For a model of DataFrames, a row is a struct ``jtrees_row`` with a member for each column that the model uses.
-    Numbers, booleans (0 and 1) and dates (days since 1970-01-01) are doubles, and NaN is a missing value. Text is an
-    int, a level of an enum. ``jtrees_COLUMN_of(text)`` returns the level of a canonical text: ``1``, not ``1.0``. For a
-    model of arrays, a row is a ``const double *`` with NaN for missing values, which a tree without ``medians`` does
-    not read. If a model reads NaN, compilers refuse its header under ``-ffast-math``, which would ignore NaN.
+    Numbers, booleans (0 and 1) and dates (days since 1970-01-01) are doubles. NaN is a missing value, and so are the
+    numbers that mean one for ``predict``. Text is an int, a level of an enum. ``jtrees_COLUMN_of(text)`` returns the
+    level of a canonical text: ``1``, not ``1.0``. For a model of arrays, a row is a ``const double *`` with NaN for
+    missing values, which a tree without ``medians`` does not read. If a model reads NaN, compilers refuse its header
+    under ``-ffast-math``, which would ignore NaN.
 
     Args:
       model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that

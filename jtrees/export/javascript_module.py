@@ -9,6 +9,7 @@ import numpy as np
 from jtrees import io
 from jtrees.export.program import Field, Program, program_of
 from jtrees.export.template import array, fill, period_code
+from jtrees.tables.cells import missing_numbers
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS, CLOCK, DATES, ISO, LARGEST, MONTHS, TIME
 from jtrees.tables.periods import PERIODS
@@ -23,10 +24,10 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
     For a model of DataFrames, a row is an object with a property for each column that the model uses. For a model of
     arrays, a row is an array. Text is read as ``predict`` reads it, durations are days or texts of times of day, and
     dates are texts or ``Date`` objects. The day of a ``Date`` is the day in the column's time zone, or in UTC if the
-    column has no time zone.
-    ``null``, ``undefined`` and ``NaN`` are missing values. So are the texts that mean a missing value for ``predict``,
-    and cells that do not have the kind of their column. The functions throw a ``TypeError`` for a column that does not
-    exist, and for a missing value if the model is a tree of arrays without ``medians``.
+    column has no time zone. ``null``, ``undefined`` and ``NaN`` are missing values. So are the texts and numbers that
+    mean a missing value for ``predict``, and cells that do not have the kind of their column. The functions throw a
+    ``TypeError`` for a column that does not exist, and for a missing value if the model is a tree of arrays without
+    ``medians``.
 
     Node.js needs a file that ends in ``.mjs``, or a ``package.json`` with ``"type": "module"``.
 
@@ -68,6 +69,7 @@ def _source(program: Program, fields: list[Field], width: int) -> str:
         TABLES="\n".join(f"const {name.upper()} = {_array(values)};" for name, values in program.arrays.items()),
         CHECK=_CHECK_OBJECT if named else fill(_CHECK_ARRAY, WIDTH=width),
         PLACE="name" if named else "place",
+        IS_LISTED=_IS_LISTED if any(missing_numbers(field.missing) for field in fields) else "",
         DIVISOR=program.divisor,
         LINK=_LINKS[program.link],
         LEAF="[0]" if program.single else "",
@@ -84,6 +86,8 @@ def _column(field: Field) -> dict[str, Any]:
     if field.kind == "date":
         patterns = [(DATES[style] + TIME).replace("(?P<", "(?<") for style in (text_format[0], ISO)]
         text_format = patterns, *text_format[1:]
+    if field.missing_numbers:
+        column["numbers"] = field.missing_numbers
     return column | {"levels": [*field.column.level_numbers().items()], "format": text_format, "operations": operations}
 
 
@@ -99,6 +103,10 @@ _CHECK_OBJECT = """\
 
 _CHECK_ARRAY = """\
   if (row?.length !== @WIDTH@) throw new TypeError(`row must be an array of @WIDTH@ numbers, got ${row?.length}`);
+"""
+
+_IS_LISTED = """\
+  if ((field.kind === "text" ? field.missing : field.numbers)?.includes(value)) return null;
 """
 
 _SOFTMAX = """\
@@ -258,7 +266,7 @@ function valueOf(row, field) {
   const number = cell instanceof Date ? cell.getTime() : cell;
   const isMissing = typeof cell === "string" ? field.missing.includes(trim(cell)) : Number.isNaN(number ?? NaN);
   const value = isMissing ? null : READ[field.kind](cell, ...field.format);
-  if (field.kind === "text" || (value !== null && Math.abs(value) <= LARGEST)) return value;
+@IS_LISTED@  if (field.kind === "text" || (value !== null && Math.abs(value) <= LARGEST)) return value;
   if (!Number.isNaN(field.operations[0][2])) return null;
   const got = typeof cell === "string" ? JSON.stringify(cell.slice(0, 80)) : String(cell).slice(0, 80);
   throw new TypeError(`row must have a ${field.kind} in column ${JSON.stringify(field.name)}, got ${got}`);

@@ -76,6 +76,8 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     periods = [f'    "{name}": lambda day, time: {period_code(name, _STEPS)},' for name in PERIODS]
     listed = "\n".join(f"    ({_entry(field, named=schema.named)})," for field in fields)
     parts = {"CHECK": check, "COLUMNS": listed, "PERIODS": "\n".join(periods)}
+    numbers = sorted({number for field in fields for number in field.missing_numbers})
+    parts["IS_LISTED"] = f' | ((kind == "number") & np.isin(values, {numbers}))' if numbers else ""
     return fill(_FEATURES_OF_COLUMNS, MISSING=repr(schema.missing), PARSE=_PARSE, **parts), test_x
 
 
@@ -255,7 +257,7 @@ def _features(x):
             numbers["level"] = np.array([codes[text] for text in texts], np.int64)
         else:
             values = _numbers(x[name], kind, text_format)
-            missing = np.isnan(values)
+            missing = np.isnan(values)@IS_LISTED@
         if kind == "date":
             days = np.where(missing, 0, values)
             day = np.floor(days).astype(np.int64)

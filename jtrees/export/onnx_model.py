@@ -32,9 +32,10 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
     for scores of about 1e-15. This function needs the extra ``export``.
 
     A model of DataFrames has an input ``(n,)`` for each column that the model uses, with the name of the column.
-    Numbers, booleans (0 and 1) and dates are double, and NaN is a missing value. Dates are days since 1970-01-01, local
-    days for dates with a time zone. Durations, and times of day since midnight, are days. In the input ``x``, NaN is a
-    missing value, which a tree without ``medians`` does not read.
+    Numbers, booleans (0 and 1) and dates are double. NaN is a missing value, and so are the numbers that mean one for
+    ``predict``. Dates are days since 1970-01-01, local days for dates with a time zone. Durations, and times of day
+    since midnight, are days. In the input ``x``, NaN is a missing value, which a tree without ``medians`` does not
+    read.
 
     Text is a string, the canonical text of a level: ``1``, not ``1.0``. The empty string and the texts that mean a
     missing value for ``predict`` are missing values. Any other string counts as a level that the training rows did not
@@ -164,11 +165,19 @@ def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
 
 def _difference(add: _Graph, operation: Operation, field: Field, value: str) -> str:
     number = add("Sub", value, np.float64(operation.start))
-    return add("Unsqueeze", add("Where", add("IsNaN", value), np.float64(operation.center), number), np.array([1]))
+    return add("Unsqueeze", add("Where", _gaps(add, field, value), np.float64(operation.center), number), np.array([1]))
 
 
 def _missing(add: _Graph, operation: Operation, field: Field, value: str) -> str:
-    return add("Unsqueeze", add.cast(add("IsNaN", value), "DOUBLE"), np.array([1]))
+    return add("Unsqueeze", add.cast(_gaps(add, field, value), "DOUBLE"), np.array([1]))
+
+
+def _gaps(add: _Graph, field: Field, value: str) -> str:
+    """Adds the mask of the missing values of a column of numbers, booleans or dates."""
+    gaps = add("IsNaN", value)
+    for number in field.missing_numbers:
+        gaps = add("Or", gaps, add("Equal", value, np.float64(number)))
+    return gaps
 
 
 def _lookup(add: _Graph, operation: Operation, field: Field, value: str) -> str:

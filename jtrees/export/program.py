@@ -10,6 +10,7 @@ from jtrees import exact, losses, prediction
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables.cells import missing_numbers
 from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.program import Operation
 from jtrees.tasks.base import linked
@@ -43,6 +44,11 @@ class Field(NamedTuple):
     def kind(self) -> str:
         """``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``."""
         return self.column.kind
+
+    @property
+    def missing_numbers(self) -> tuple[float, ...]:
+        """The numbers that mean a missing value in a column of numbers."""
+        return missing_numbers(self.missing) if self.column.value_kind == "number" else ()
 
 
 def fields_of(encoder: TableEncoder) -> list[Field]:

@@ -35,10 +35,10 @@ def to_sql(
     ``prediction_1`` and so on for several outputs. For a single tree, the last column is ``leaf``, from 0.
 
     Columns of numbers hold numbers, and durations are days. Booleans are booleans, or 0 and 1. Text is the canonical
-    text of a level: ``1``, not ``1.0``. Dates are refused. NULL and NaN are missing values. So are the texts that mean
-    a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with a number that is infinite or
-    outside the range of float32. If the model is a tree of arrays without ``medians``, it is also NULL for a row with a
-    missing value. Other text in a column of numbers has no defined prediction.
+    text of a level: ``1``, not ``1.0``. Dates are refused. NULL and NaN are missing values. So are the texts and
+    numbers that mean a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with a number
+    that is infinite or outside the range of float32. If the model is a tree of arrays without ``medians``, it is also
+    NULL for a row with a missing value. Other text in a column of numbers has no defined prediction.
 
     The statement uses only standard SQL and ``LIMIT``. Probabilities of boosted classes, and boosted counts, also need
     the function ``EXP``, which SQLite has if it was built with its mathematical functions. Both databases limit the
@@ -207,7 +207,9 @@ def _value(field: Field, column: str) -> str:
     if field.kind == "number":  # in PostgreSQL, NaN and its negative are larger than any number
         number = f"CAST({column} AS DOUBLE PRECISION)"
         is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"
-        return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan} ELSE {number} END"
+        listed = ", ".join(map(_number, field.missing_numbers))
+        is_listed = f" WHEN {number} IN ({listed}) THEN NULL" if listed else ""
+        return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan}{is_listed} ELSE {number} END"
     count = len(field.column.levels)
     cases = " ".join(f"WHEN {sql_literal(level)} THEN {i}" for i, level in enumerate(field.column.levels))
     number = f"CASE {text} {cases} ELSE {count} END"  # a database computes the text once, and not for each level

@@ -46,7 +46,7 @@ def fit(
     held_out: float = 0.0,
     monotone: Any = None,
     columns: Mapping[Any, str] | Schema | None = None,
-    missing: Sequence[str] = (),
+    missing: Sequence[str | float] = (),
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
@@ -89,8 +89,9 @@ def fit(
       columns: the kinds of columns of a raw table, by name or number, where their cells suggest another kind:
         ``{"year": "number", "code": "text", "id": "drop", "when": "%d/%m/%Y"}``. See :func:`jtrees.tables.schema`,
         whose result is also accepted.
-      missing: texts that mean a missing value in every column of text of a raw table, such as ``("-", "unknown")``. In
-        text of numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
+      missing: texts and numbers that mean a missing value in a raw table, such as ``("-", "unknown", -999)``. A text
+        does so in every column of text. A number, or a text that reads as one, does so in every column of numbers, too.
+        In text of numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth of ``max_seconds`` plus half a
         second, and by the time of a compilation and of the first import of scikit-learn.
@@ -188,7 +189,7 @@ def dataset_of(
     sample_weight: Any,
     task: Literal["regression", "classification"] | Task,
     monotone: Any = None,
-    missing: Sequence[str] = (),
+    missing: Sequence[str | float] = (),
     columns: Any = None,
 ) -> Dataset:
     """Returns the checked rows that a recipe is trained on; raises ``ValueError`` for an invalid argument."""

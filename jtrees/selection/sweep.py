@@ -40,7 +40,7 @@ def sweep(
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
     columns: Mapping[Any, str] | Schema | None = None,
-    missing: Sequence[str] = (),
+    missing: Sequence[str | float] = (),
     progress: bool = False,
     folder: str | os.PathLike | None = None,
     share: tuple[int, int] = (0, 1),

@@ -44,7 +44,7 @@ def tune(
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
     columns: Mapping[Any, str] | Schema | None = None,
-    missing: Sequence[str] = (),
+    missing: Sequence[str | float] = (),
     progress: bool = False,
     max_seconds: float | None = None,
     folder: str | os.PathLike | None = None,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 import dataclasses
 import datetime
+import functools
 import itertools
 import re
 from typing import Any, NamedTuple
@@ -15,21 +16,53 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.tables.parse import DATES, ISO, LEADING_ZERO, TIME, WHOLE, days_of, level_of, signed, time_zone, value_of
+from jtrees.tables.parse import (
+    DATES,
+    ISO,
+    LARGEST,
+    LEADING_ZERO,
+    TIME,
+    WHOLE,
+    days_of,
+    kind_of,
+    level_of,
+    number_of,
+    signed,
+    time_zone,
+    value_of,
+)
 
 #: Texts that mean a missing value among numbers and dates.
 MISSING = ("", *["?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "null", "None"])
 
 
-def means_missing(value: Any, missing: Collection[str]) -> bool:
-    """Returns whether a value is a text that means a missing value. Texts are compared as levels are."""
-    return isinstance(value, str) and level_of(value) in missing
+@functools.lru_cache
+def missing_numbers(missing: Collection[str]) -> tuple[float, ...]:
+    """Returns the numbers of the texts that mean a missing value, in order. ``missing`` is hashable.
+
+    A text with leading zeros is a code, and no number. Each number is also there as single precision rounds it.
+    """
+    read = (number_of(text) for text in missing if not LEADING_ZERO.match(text))
+    numbers = {number for number in read if number is not None and abs(number) < float("inf")}
+    return tuple(sorted(numbers | {float(np.float32(number)) for number in numbers if abs(number) <= LARGEST}))
 
 
-def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
-    """Returns the values of a column, in which texts that mean a missing value are None."""
+def missing_mask(values: Iterable[Any], missing: Collection[str], *, numbers: bool = True) -> list[bool]:
+    """Returns which values of a column mean a missing value.
+
+    These are the texts, compared as levels are, and if ``numbers``, cells that are their numbers.
+    """
     texts = frozenset(missing)
-    return [None if means_missing(value, texts) else value for value in values]
+    others = frozenset(missing_numbers(texts) if numbers else ())
+    is_number = lambda value: bool(others) and kind_of(value) == "number" and value in others
+    return [level_of(value) in texts if isinstance(value, str) else is_number(value) for value in values]
+
+
+def mask_missing(values: Iterable[Any], missing: Collection[str], *, numbers: bool = True) -> list[Any]:
+    """Returns the values of a column, in which those of :func:`missing_mask` are None."""
+    values = list(values)
+    gaps = missing_mask(values, missing, numbers=numbers)
+    return [None if gap else value for value, gap in zip(values, gaps, strict=True)]
 
 
 OFFSETS = "offsets"  # the zone of a column in which each date has its own offset

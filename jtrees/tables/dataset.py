@@ -12,6 +12,7 @@ from jtrees import prediction, segments, tasks, validation as checks
 from jtrees.data.constraints import checked_signs
 from jtrees.data.held_out import held_out_rows
 from jtrees.data.table import Table, check_range
+from jtrees.tables.cells import missing_numbers
 from jtrees.tables.encoder import EncodedTable, TableEncoder
 from jtrees.tables.frame import Frame, read_frame
 from jtrees.tables.inference import checked_missing, inferred
@@ -109,7 +110,7 @@ def checked_dataset(
     task: Literal["regression", "classification"] | tasks.Task,
     targets: _Targets = lambda x, y: y,
     monotone: Any = None,
-    missing: Sequence[str] = (),
+    missing: Sequence[str | float] = (),
     columns: Any = None,
 ) -> Dataset:
     """Returns the checked training data, without rows of weight 0.
@@ -153,15 +154,17 @@ def checked_dataset(
     return dataset
 
 
-def raw_rows(x: Any, missing: Sequence[str], columns: Any) -> Frame | None:
+def raw_rows(x: Any, missing: Sequence[str | float], columns: Any) -> Frame | None:
     """Returns the rows of a raw table, in the kinds of a schema if ``columns`` is one; None for an array of numbers.
 
-    An array without missing values is a raw table if kinds of its columns are requested.
+    An array without missing values is a raw table if kinds of its columns are requested, or if numbers mean a missing
+    value.
     """
     if isinstance(columns, Schema):
         return inferred(x, columns=columns, missing=missing)[1]
-    frame = read_frame(x, missing=checked_missing(missing), requested=columns)
-    return rows_of(x) if frame is None and columns is not None else frame
+    missing = checked_missing(missing)
+    frame = read_frame(x, missing=missing, requested=columns)
+    return rows_of(x) if frame is None and (columns is not None or missing_numbers(missing)) else frame
 
 
 def checked_table(x: Any, y: Any, sample_weight: Any, task: Any, *how: Any, **options: Any) -> Table:

@@ -42,7 +42,7 @@ class TableEncoder:
         task: Literal["regression", "classification"] | tasks.Task = "regression",
         sample_weight: ArrayLike | None = None,
         columns: Mapping[Any, str] | Schema | None = None,
-        missing: Sequence[str] = (),
+        missing: Sequence[str | float] = (),
     ) -> tuple["TableEncoder", np.ndarray]:
         """Returns the encoder of a table, and the features of its rows.
 

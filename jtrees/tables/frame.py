@@ -18,7 +18,7 @@ import numpy as np
 
 from jtrees import io, validation as checks
 from jtrees.data.constraints import column_finder
-from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, missing_numbers, zone_name
 from jtrees.tables.parse import DATES, DAY, LARGEST, WHOLE, is_missing, kind_of, level_of, plain_level, time_zone
 
 
@@ -49,11 +49,17 @@ class RawColumn(NamedTuple):
             return np.array([value is None for value in self.values], bool)
         return np.isnan(self.values)
 
-    def masked(self, missing: Collection[str]) -> "RawColumn":
-        """Returns the column, in which texts that mean a missing value are None. Only text changes."""
-        if self.kind != "text" or not missing:
-            return self
-        return self._replace(values=_objects(mask_missing(self.values.tolist(), missing)))
+    def masked(self, missing: Collection[str], *, numbers: bool = True) -> "RawColumn":
+        """Returns the column, in which texts that mean a missing value are missing, and if ``numbers``, their numbers.
+
+        Columns of booleans, dates and durations do not change.
+        """
+        if self.kind == "text" and missing:
+            return self._replace(values=_objects(mask_missing(self.values.tolist(), missing, numbers=numbers)))
+        listed = missing_numbers(frozenset(missing)) if numbers and self.source != "durations" else ()
+        if self.kind == "number" and listed:
+            return self._replace(values=np.where(np.isin(self.values, listed), np.nan, self.values))
+        return self
 
     def in_kind(self, reading: Reading, zone: str | None = None) -> "RawColumn":
         """Returns the column in the kind of a reading. Cells that do not have it are missing, and listed as ``odd``.
@@ -153,7 +159,7 @@ class ColumnSchema:
     def convert(self, raw: RawColumn, missing: Collection[str]) -> RawColumn:
         """Returns a raw column in the kind of this column, in which the texts ``missing`` are missing values.
 
-        The levels of the column are no missing values.
+        The numbers of these texts are so among numbers. The levels of the column are no missing values.
         """
         if self.kind == "text":
             raw = raw.as_levels().masked(frozenset(missing).difference(self.training_levels))
@@ -161,7 +167,8 @@ class ColumnSchema:
             texts = set(raw.values) - {None}
             matches = {text: levels.get(text) or levels.get(plain_level(text) or text, text) for text in texts}
             return raw._replace(values=_objects([matches.get(text) for text in raw.values]))
-        return raw.masked(missing).in_kind(self.text_reading, self.zone)
+        raw = raw.masked(missing, numbers=self.kind != "boolean")  # 0 and 1 are false and true
+        return raw.in_kind(self.text_reading, self.zone).masked(missing)
 
     @functools.cached_property
     def levels_by_text(self) -> dict[str, str]:
@@ -424,7 +431,7 @@ def _read_objects(values: Any, schema: ColumnSchema, missing: Collection[str]) -
         return RawColumn("text", _objects(values))
     kinds = {kind_of(value) for value in values if value is not None}
     if len(kinds - {"text"}) == 1:  # numbers and ``"?"``
-        values = mask_missing(values, {*MISSING, *missing})
+        values = mask_missing(values, {*MISSING, *missing}, numbers=False)
         kinds = {kind_of(value) for value in values if value is not None}
     if not kinds:
         return RawColumn("number", np.full(len(values), np.nan))

@@ -12,7 +12,7 @@ from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.indicators import FEW_LEVELS, RARE, with_indicators
-from jtrees.tables.parse import DATES, ISO, kind_of, level_of, value_of
+from jtrees.tables.parse import DATES, ISO, is_missing, kind_of, level_of, value_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, cells_text, rows_of
 
@@ -20,7 +20,7 @@ from jtrees.tables.schemas import Schema, cells_text, rows_of
 _IDENTIFIES = 20
 
 
-def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = ()) -> Schema:
+def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str | float] = ()) -> Schema:
     """Returns what the columns of a raw table hold. Printed, it is a table with a line for each column.
 
     The schema depends on all rows, and not on the targets. :func:`jtrees.fit` makes the schema of its rows of positive
@@ -35,8 +35,9 @@ def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequenc
         - ``"date"``, or a format that says the order of day and month: ``"%d/%m/%Y"``, ``"%m/%d/%Y"``;
         - ``"text"``: each distinct value is a level;
         - ``"drop"``: the column has no features.
-      missing: texts that mean a missing value in every column of text, such as ``("-", "unknown")``. In text of numbers
-        and dates, texts such as ``"?"`` and ``"N/A"`` always do.
+      missing: texts and numbers that mean a missing value, such as ``("-", "unknown", -999)``. A text does so in every
+        column of text. A number, or a text that reads as one, does so in every column of numbers, too. In text of
+        numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
 
     Raises:
       ValueError: if the table cannot be read, or has no usable column. Also if no cell of a column has the requested
@@ -58,7 +59,7 @@ def inferred(
     x: Any,
     *,
     columns: Any = None,
-    missing: Sequence[str] = (),
+    missing: Sequence[str | float] = (),
     decimal: str | None = None,
     is_file: bool = False,
 ) -> tuple[Schema, Frame]:
@@ -88,11 +89,15 @@ def inferred(
 
 
 def checked_missing(missing: Any) -> tuple[str, ...]:
-    """Returns texts that mean a missing value; raises ``ValueError`` if they are not a sequence of texts."""
+    """Returns texts that mean a missing value, with the texts of numbers among them.
+
+    Raises ``ValueError`` if ``missing`` is no sequence of texts and finite numbers.
+    """
     is_several = isinstance(missing, Iterable) and not isinstance(missing, str)
-    if not is_several or not all(isinstance(text, str) for text in missing):
-        raise ValueError(f'missing must be texts, such as ("-", "unknown"), got {checks.quoted(missing)}')
-    return tuple(level_of(text) or "" for text in missing)
+    is_finite = lambda value: not is_missing(value) and kind_of(value) == "number" and abs(value) < float("inf")
+    if not is_several or not all(isinstance(value, str) or is_finite(value) for value in missing):
+        raise ValueError(f'missing must be texts or numbers, such as ("-", -999), got {checks.quoted(missing)}')
+    return tuple(level_of(value) or "" for value in missing)
 
 
 def _described(
@@ -103,7 +108,8 @@ def _described(
         return ColumnSchema("drop"), raw
     if kind == "text":
         return _of_levels(raw.as_levels().masked(missing), kind)
-    raw, reading, note, otherwise = raw.masked(missing), None, "", ""
+    came, raw = raw, raw.masked(missing, numbers=kind != "boolean")
+    reading, note, otherwise = None, "", ""
     was_text, cells = raw.kind == "text", raw.masked(MISSING)
     if was_text and (raw.source == "text" or kind is not None):
         reading, note, otherwise = read_as(name, cells.values.tolist(), kind, decimal=decimal)
@@ -112,10 +118,10 @@ def _described(
         expected = raw.source if (raw.source, expected) == ("durations", "number") else expected
         reading = dataclasses.replace(PLAIN[expected], zoned=raw.zone is not None)
     if reading is None:
-        column, raw = _of_levels(raw.as_levels(), kind)
+        column, raw = _of_levels(came.as_levels().masked(missing), kind)
         return (dataclasses.replace(column, note=note, otherwise=otherwise) if note else column), raw
     zone = cells.zone or (reading.common_zone(cells.values.tolist()) if cells.kind == "text" else None)
-    raw = cells.in_kind(reading, zone)
+    raw = cells.in_kind(reading, zone).masked(missing)
     if kind is not None and raw.missing.all() and raw.odd:
         got = f"got {checks.quoted_list(raw.odd)}"
         raise ValueError(f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}")

@@ -25,7 +25,8 @@ class Schema:
     Attributes:
       columns: the description of each column by name, in the order of the table.
       named: whether columns are identified by name. The columns of an array are identified by position.
-      missing: texts that mean a missing value in a column of text, unless they are levels of the column.
+      missing: texts that mean a missing value in a column of text, unless they are levels of the column. In a column
+        of numbers, so do the numbers of these texts.
     """
 
     columns: dict[str, ColumnSchema]
