@@ -198,7 +198,9 @@ def expected_of(model, rows):
         leaves = np.stack([tree.leaf_index(features) for tree in ([inner] if program.single else inner)], axis=1)
     predictions = program.predict(features)
     np.testing.assert_array_equal(program.leaf(features), leaves)
-    np.testing.assert_allclose(predictions.reshape(predicted.shape), predicted, rtol=1e-9, atol=1e-9)
+    # The last bit of an exponential in float32 depends on the processor and the shape of the array.
+    rtol = 2e-7 if np.array_equal(predicted, np.float32(predicted)) else 1e-9
+    np.testing.assert_allclose(predictions.reshape(predicted.shape), predicted, rtol=rtol, atol=1e-9)
     return leaves, predictions
 
 
