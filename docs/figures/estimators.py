@@ -21,7 +21,7 @@ PLACES = {
     "BoostedRegressor()": (8, -13, "left"),
     "LightGBM": (0, -15, "center"),
 }
-PLACES |= {"BoostedClassifier()": (-8, -2, "right"), "random forest": (8, -3, "left"), "CatBoost": (8, -3, "left")}
+PLACES |= {"random forest": (8, -3, "left"), "CatBoost": (-13, -3, "right")}
 MEASURES = {"second fit, s": "seconds of a fit", "numbers": "numbers in the model"}
 
 
