@@ -51,6 +51,24 @@ def unchanged_by_errors(fit_method: Callable[..., Any]) -> Callable[..., Any]:
     return fit
 
 
+def _with_cells(X: Any) -> Any:
+    """Returns an array of objects for lists or arrays that hold text; other X unchanged.
+
+    Raises ``ValueError`` for rows by name outside of a DataFrame, and for a single row of objects.
+    """
+    if isinstance(X, (list, tuple)) and X and not any(isinstance(row, Mapping) for row in X):
+        has_text = any(isinstance(cell, str) for row in X if isinstance(row, (list, tuple)) for cell in row)
+        is_ragged = has_text and len({len(row) for row in X}) > 1  # scikit-learn refuses it
+        X = np.array(X, object) if has_text and not is_ragged else X
+    elif getattr(getattr(X, "dtype", None), "kind", None) == "U":
+        X = np.asarray(X).astype(object)
+    is_row = getattr(getattr(X, "dtype", None), "kind", None) == "O" and np.ndim(X) == 1
+    if is_row or isinstance(X, Mapping) or (isinstance(X, (list, tuple)) and X and isinstance(X[0], Mapping)):
+        got = f"got {checks.quoted(X)}: for a row, use pd.DataFrame([row])"
+        raise ValueError(f"X must be a DataFrame or an array (n, p), {got}")
+    return X
+
+
 class TreeEstimator(BaseEstimator):
     default_recipe: Recipe
 
@@ -196,6 +214,7 @@ class TreeEstimator(BaseEstimator):
         """
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
+        X = _with_cells(X)
         raw = bool(y) or self.encoder_ is not None  # else the model takes numbers only
         # scikit-learn converts dates to numbers, and its errors do not name an invalid column.
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):

@@ -26,6 +26,8 @@ try:
 except ImportError as error:
     raise ImportError('estimators need scikit-learn: pip install "jtrees[sklearn]"') from error
 
+__all__ = ["BoostedClassifier", "BoostedRegressor", "TreeClassifier", "TreeRegressor"]
+
 
 class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
     def __init__(

@@ -35,26 +35,22 @@ def unit_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray]:
 def balanced_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns :func:`unit_splits` of features times powers of two, and these powers, ``(p,)``; 0 for unused features.
 
-    The median weight of each feature then has about the size of the median bias. Features in small units have large
-    weights, so the features of typical samples have sizes about 1. Otherwise the feature in the largest unit would
-    determine the bound of rounding errors, and every sample would be uncertain.
+    The weights of each feature then have about the sizes of the biases of their splits, by the median of the ratios.
+    Features in small units have large weights, so the features of typical samples have sizes about 1. Otherwise the
+    feature in the largest unit would determine the bound of rounding errors, and every sample would be uncertain.
     """
     weights, bias = unit_splits(weights, bias)
-    is_split = (weights != 0).any(-1)
-    columns = [weights[..., j].ravel() for j in range(weights.shape[-1])]
+    columns, biases = weights.reshape(-1, weights.shape[-1]), bias.ravel()
+    exponents, of_biases = np.frexp(columns)[1], np.frexp(biases)[1]
+    powers, is_used = np.zeros(columns.shape[1], int), (columns != 0).any(0)
+    for j in np.flatnonzero(is_used):
+        has_both = (columns[:, j] != 0) & (biases != 0)
+        powers[j] = np.median((exponents[:, j] - of_biases)[has_both]) if has_both.any() else 0
     largest = 100  # in single precision, larger powers could overflow
-    powers = np.array([_median_exponent(column) for column in columns]) - _median_exponent(bias[is_split])
     powers = np.clip(powers, -largest, largest)
     with np.errstate(over="ignore", under="ignore"):
-        is_used = np.array([column.any() for column in columns])
         unit = np.where(is_used, np.ldexp(np.float32(1), powers), np.float32(0))
         return *unit_splits(np.ldexp(weights, -powers), bias), unit
-
-
-def _median_exponent(numbers: np.ndarray) -> int:
-    """Returns the median exponent to base 2 of the numbers that are not 0, or 0 if there are none."""
-    exponents = np.frexp(numbers[numbers != 0])[1]
-    return int(np.median(exponents)) if len(exponents) else 0
 
 
 def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -111,8 +107,8 @@ def decide(weights: Any, bias: Any, x: np.ndarray, leaf: np.ndarray) -> tuple[np
         return np.zeros_like(leaf), False
     columns, bias = columns.copy(), np.asarray(bias).reshape(columns.shape[1], -1)
     weights = np.asarray(weights).reshape(*bias.shape, -1)
-    rows, trees = np.nonzero(columns[uncertain] < 0)  # few of many trees are uncertain about a sample
-    for tree in np.unique(trees):
-        samples = uncertain[rows[trees == tree]]
+    is_uncertain = columns < 0  # few of many trees are uncertain about a sample
+    for tree in np.flatnonzero(is_uncertain.any(0)):
+        samples = np.flatnonzero(is_uncertain[:, tree])
         columns[samples, tree] = leaf_index(weights[tree], bias[tree], x[samples])
     return columns.reshape(leaf.shape), True

@@ -32,7 +32,7 @@ from jtrees.validation import checked_names, listed, quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
-FORMAT = 3
+FORMAT = 4
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _SECTIONS: dict[str, str] = {}  # for classes with files: "object", "state" or "attributes", which their files hold
 _OPENED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)|/dev/std(out|err)")  # files that this process has open

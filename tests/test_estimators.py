@@ -384,7 +384,7 @@ VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
         ({"loss": "quantile", "quantile": 1}, "levels must be a finite number above 0 and below 1, got 1"),
         ({"loss": "poisson"}, r"y must be at least 0 for Poisson\(\), got .* in row \d+"),
         ({"sample_weight": DAYS}, r"sample_weight must be numeric, got values of type datetime64\[D\]"),
-        ({"X": np.full((400, 2), "a")}, "could not convert string to float"),
+        ({"X": np.full((400, 2), "a")}, "x must have a column to learn from, got 'x0' "),
         ({"X": np.stack([DAYS, DAYS], 1)}, r"X must be numeric, got .* type datetime64\[D\]: make numbers of dates"),
         ({"y": np.full(400, "a")}, "y must be numeric, got values of type <U1: for labels take task="),
         # Constant targets pass the checks of the loss.
@@ -501,6 +501,22 @@ def test_a_prediction_for_an_array_of_objects_does_not_depend_on_other_rows():
     predictions = model.predict(rows)
     for row in range(0, 100, 9):
         np.testing.assert_array_equal(model.predict(rows[[row]]), predictions[[row]])
+
+
+def test_lists_and_arrays_of_text_are_tables_as_arrays_of_objects_are():
+    frame = pd.DataFrame({"size": X[:, 0].round(3), "town": np.where(X[:, 1] > 0, "Bonn", "Rome")})
+    rows = frame.to_numpy(object)
+    model = regressor().fit(rows, Y)
+    np.testing.assert_array_equal(model.predict(rows.astype(str)), model.predict(rows))
+    np.testing.assert_array_equal(model.predict(rows.tolist()), model.predict(rows))
+    np.testing.assert_array_equal(regressor().fit(rows.tolist(), Y).predict(rows), model.predict(rows))
+
+
+@pytest.mark.parametrize("row", [{"size": 1.0, "town": "Bonn"}, [{"size": 1.0}], pd.Series([1.0, "Bonn"])])
+def test_a_row_by_name_is_refused_with_a_remedy(row):
+    model = regressor().fit(tables.frame(), Y)
+    with pytest.raises(ValueError, match=r"X must be a DataFrame or an array \(n, p\), got .*pd.DataFrame\(\[row\]\)"):
+        model.predict(row)
 
 
 @pytest.mark.filterwarnings("ignore:X has feature names")

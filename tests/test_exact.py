@@ -85,3 +85,18 @@ def test_few_samples_are_uncertain_if_features_have_very_different_units():
     assert np.mean(uncertain) < 1e-3
     elsewhere = np.asarray(leaf) != exact.leaf_index(weights, bias, x)
     assert not (elsewhere & ~np.asarray(uncertain)).any()
+
+
+def test_few_samples_are_uncertain_if_splits_of_one_column_have_very_different_units():
+    """A threshold has the unit of its column, so the biases of the splits differ as much as the columns do."""
+    rng = np.random.default_rng(0)
+    size = np.float32([1e9, 1, 1e-9])
+    x = (rng.normal(size=(5000, 3)) * size).astype(np.float32)
+    column = rng.integers(0, 3, (9, 15))
+    weights = np.eye(3, dtype=np.float32)[column]
+    bias = (rng.normal(size=(9, 15)) * size[column]).astype(np.float32)
+    *splits, unit = exact.balanced_splits(weights, bias)
+    leaf, uncertain = jax.jit(jax.vmap(ops.hard_and_uncertain, (0, 0, None)))(*map(jnp.asarray, (*splits, x * unit)))
+    assert np.mean(uncertain) < 1e-3
+    elsewhere = np.asarray(leaf) != exact.leaf_index(weights, bias, x)
+    assert not (elsewhere & ~np.asarray(uncertain)).any()

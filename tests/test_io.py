@@ -300,7 +300,7 @@ def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"format": 4, "jtrees": "9.8.7"}, r"has format 4 of jtrees 9\.8\.7; jtrees .* reads format 3"),
+        ({"format": 5, "jtrees": "9.8.7"}, r"has format 5 of jtrees 9\.8\.7; jtrees .* reads format 4"),
         ({"kind": "Oak", "jtrees": "9.8.7"}, r"of jtrees 9\.8\.7 holds a 'Oak', which jtrees .* lacks"),
         ({"object": {"class": "Popen", "fields": {}}}, r"is not a complete file written by jtrees.save"),
         ({"arrays": [1]}, r"is not a complete file written by jtrees.save"),

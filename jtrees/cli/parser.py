@@ -70,7 +70,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")
     add("--monotone", **_SEVERAL, metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
     add("--seed", type=_seed, default=0)
-    add("--max-seconds", type=float, help="ends the fit with the best model so far")
+    add("--max-seconds", type=float, help="ends the training with the best model so far, compilation not counted")
 
 
 def _seed(text: str) -> int:

@@ -1,7 +1,7 @@
 """The schema of a raw table, found from its rows, with the kinds of columns that the user requests."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 import dataclasses
 import itertools
 from typing import Any
@@ -93,7 +93,7 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
 
     Raises ``ValueError`` if ``missing`` is no sequence of texts and finite numbers.
     """
-    is_several = isinstance(missing, Iterable) and not isinstance(missing, str)
+    is_several = isinstance(missing, Iterable) and not isinstance(missing, (str, Mapping, Set))
     is_finite = lambda value: not is_missing(value) and kind_of(value) == "number" and abs(value) < float("inf")
     if not is_several or not all(isinstance(value, str) or is_finite(value) for value in missing):
         raise ValueError(f'missing must be texts or numbers, such as ("-", -999), got {checks.quoted(missing)}')
