@@ -52,21 +52,19 @@ def unchanged_by_errors(fit_method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_cells(X: Any) -> Any:
-    """Returns an array of objects for lists or arrays that hold text; other X unchanged.
+    """Returns an array of objects for lists of rows, or an array, that hold text; other X unchanged.
 
-    Raises ``ValueError`` for rows by name outside of a DataFrame, and for a single row of objects.
+    Raises ``ValueError`` for cells by name outside of a DataFrame, and if such an array is not ``(n, p)``.
     """
-    if isinstance(X, (list, tuple)) and X and not any(isinstance(row, Mapping) for row in X):
-        has_text = any(isinstance(cell, str) for row in X if isinstance(row, (list, tuple)) for cell in row)
-        is_ragged = has_text and len({len(row) for row in X}) > 1  # scikit-learn refuses it
-        X = np.array(X, object) if has_text and not is_ragged else X
-    elif getattr(getattr(X, "dtype", None), "kind", None) == "U":
-        X = np.asarray(X).astype(object)
-    is_row = getattr(getattr(X, "dtype", None), "kind", None) == "O" and np.ndim(X) == 1
-    if is_row or isinstance(X, Mapping) or (isinstance(X, (list, tuple)) and X and isinstance(X[0], Mapping)):
+    rows = X if isinstance(X, (list, tuple)) else ()
+    by_name = isinstance(X, Mapping) or any(isinstance(row, Mapping) for row in rows)
+    if any(isinstance(cell, str) for row in rows if isinstance(row, (list, tuple)) for cell in row):
+        X = np.array(X, object)
+    kind = getattr(getattr(X, "dtype", None), "kind", None)
+    if by_name or (kind == "O" and np.ndim(X) == 1):
         got = f"got {checks.quoted(X)}: for a row, use pd.DataFrame([row])"
         raise ValueError(f"X must be a DataFrame or an array (n, p), {got}")
-    return X
+    return np.asarray(X).astype(object) if kind == "U" else X
 
 
 class TreeEstimator(BaseEstimator):

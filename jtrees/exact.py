@@ -41,11 +41,11 @@ def balanced_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray, np
     """
     weights, bias = unit_splits(weights, bias)
     columns, biases = weights.reshape(-1, weights.shape[-1]), bias.ravel()
-    exponents, of_biases = np.frexp(columns)[1], np.frexp(biases)[1]
+    exponents, bias_exponents = np.frexp(columns)[1], np.frexp(biases)[1]
     powers, is_used = np.zeros(columns.shape[1], int), (columns != 0).any(0)
     for j in np.flatnonzero(is_used):
         has_both = (columns[:, j] != 0) & (biases != 0)
-        powers[j] = np.median((exponents[:, j] - of_biases)[has_both]) if has_both.any() else 0
+        powers[j] = np.median((exponents[:, j] - bias_exponents)[has_both]) if has_both.any() else 0
     largest = 100  # in single precision, larger powers could overflow
     powers = np.clip(powers, -largest, largest)
     with np.errstate(over="ignore", under="ignore"):

@@ -512,7 +512,7 @@ def test_lists_and_arrays_of_text_are_tables_as_arrays_of_objects_are():
     np.testing.assert_array_equal(regressor().fit(rows.tolist(), Y).predict(rows), model.predict(rows))
 
 
-@pytest.mark.parametrize("row", [{"size": 1.0, "town": "Bonn"}, [{"size": 1.0}], pd.Series([1.0, "Bonn"])])
+@pytest.mark.parametrize("row", [{"size": 1.0}, [{"size": 1.0}], pd.Series([1.0, "Bonn"]), [["Bonn"], 1.0]])
 def test_a_row_by_name_is_refused_with_a_remedy(row):
     model = regressor().fit(tables.frame(), Y)
     with pytest.raises(ValueError, match=r"X must be a DataFrame or an array \(n, p\), got .*pd.DataFrame\(\[row\]\)"):

@@ -24,7 +24,7 @@ def divided(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the training rows and of the held-out rows, by scikit-learn, which its users expect.
 
-    With ``strata``, labels of the rows, ``(n,)``, the share is that of every label. Errors call the share ``name``.
+    If there are ``strata``, labels of the rows, ``(n,)``, every label has this share. Errors call the share ``name``.
     """
     from sklearn.model_selection import train_test_split  # imported here because it is slow
 

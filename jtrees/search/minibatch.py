@@ -281,8 +281,8 @@ class Result(NamedTuple):
         if not np.isfinite(self.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         if not self.finite:
-            kept = f"the parameters after update {int(self.step)} are kept"
-            distributed.warn(f"training became non-finite, so {kept}: try a smaller learning_rate")
+            result = f"the parameters after update {int(self.step)} are kept"
+            distributed.warn(f"training became non-finite, so {result}: try a smaller learning_rate")
         return Fitted(self.model, float(self.score), int(self.step), losses, report=self.report)
 
 

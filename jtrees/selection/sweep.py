@@ -179,8 +179,8 @@ def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> 
     for held_out in np.array_split(order, int(validation)) if folds else [held_out_rows(order, float(validation))]:
         training = dataset.without(held_out)
         if len(training) < 2 or not dataset.task.varies(training.y):
-            few = f"the {len(training)} rows drawn to train on"
-            raise ValueError(f"y must vary in {few}: give validation as a pair (x, y)")
+            rows = f"the {len(training)} rows drawn to train on"
+            raise ValueError(f"y must vary in {rows}: give validation as a pair (x, y)")
         splits.append(Fold(table := training.table(), None, dataset.rows(held_out).evaluated_by(table)))
     return splits
 

@@ -53,8 +53,8 @@ def missing_mask(values: Iterable[Any], missing: Collection[str], *, numbers: bo
     These are the texts, compared as levels are, and if ``numbers``, cells that are their numbers.
     """
     texts = frozenset(missing)
-    others = frozenset(missing_numbers(texts) if numbers else ())
-    is_number = lambda value: bool(others) and kind_of(value) == "number" and value in others
+    listed = frozenset(missing_numbers(texts) if numbers else ())
+    is_number = lambda value: bool(listed) and kind_of(value) == "number" and value in listed
     return [level_of(value) in texts if isinstance(value, str) else is_number(value) for value in values]
 
 

@@ -217,7 +217,7 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
         share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
         if expected is None and (share < _MOSTLY or len(group) == len(counts)):
             continue
-        meaning = find_reading(group, **how) if group is not durations else of_durations
+        meaning = of_durations if group is durations else find_reading(group, **how)
         kind_read = read_kind(meaning.reading) if meaning.reading is not None else ""
         is_open = expected == "date" and meaning.otherwise in DATES
         if is_open or (expected is not None and kind_read == expected):
