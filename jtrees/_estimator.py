@@ -61,7 +61,7 @@ def _with_cells(X: Any) -> Any:
     if any(isinstance(cell, str) for row in rows if isinstance(row, (list, tuple)) for cell in row):
         X = np.array(X, object)
     kind = getattr(getattr(X, "dtype", None), "kind", None)
-    if by_name or (kind == "O" and np.ndim(X) == 1):
+    if by_name or (kind == "O" and getattr(X, "ndim", 2) == 1):
         got = f"got {checks.quoted(X)}: for a row, use pd.DataFrame([row])"
         raise ValueError(f"X must be a DataFrame or an array (n, p), {got}")
     return np.asarray(X).astype(object) if kind == "U" else X

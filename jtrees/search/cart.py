@@ -175,7 +175,8 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     weight = effective(ones_or(rows.weight, x))
     wide: Any = x.astype(np.float64)
     slopes: Any = np.asarray(ridge(*_centred(wide, y, weight, unit), weight).slopes, np.float32)
-    outputs = x @ slopes
+    with np.errstate(invalid="ignore"):  # OpenBLAS may set this flag for finite numbers (numpy issue 24067)
+        outputs = x @ slopes
     deviation = np.sqrt(np.cov(outputs.T, aweights=weight, ddof=0).reshape(len(slopes.T), -1).diagonal())
     scale = np.float32(unit / np.where(deviation > 0, deviation, 1))
     tree = grown_cart(Batch(outputs * scale, rows.y, weight), task, depth, min_weight=_LEAST_WEIGHT)  # type: ignore[arg-type]
